@@ -1,0 +1,98 @@
+package forwarder
+
+import (
+	"crypto/tls"
+	"regexp"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"go.uber.org/zap"
+)
+
+// ClusterOptions says how kmirror's own clients reach a cluster.
+type ClusterOptions struct {
+	Seeds []string // host:port
+	TLS   *tls.Config
+	SASL  []sasl.Mechanism
+}
+
+// Start says where a stream begins that never was.
+type Start int8
+
+// The start policies.
+const (
+	StartEarliest Start = iota
+	StartLatest
+	StartTimestamp
+)
+
+// Options configure a Forwarder; New checks none of them, config.Validate does.
+type Options struct {
+	Name   string // the instance's name: consumer group kmirror.<Name> on the source
+	Source ClusterOptions
+	Mirror ClusterOptions
+
+	Include []*regexp.Regexp // whole topic names; a topic is mirrored if any matches and no Exclude does
+	Exclude []*regexp.Regexp
+
+	Start          Start
+	StartTimestamp time.Time // with StartTimestamp
+
+	StopOnDataLoss   bool // source deleted records before they were mirrored: stop the stream (true) or go on behind the loss
+	StopOnRecreate   bool // source topic deleted and recreated: stop (true) or append the new topic after the old data
+	StopOnDivergence bool // source truncated its log below what was mirrored: stop (true) or go on
+
+	ReplicationFactor int16 // of topics that kmirror creates on the mirror; -1: the mirror's default
+
+	MemoryBytes     int64         // bound of record batches held in memory
+	RefreshEvery    time.Duration // topics, partitions, leaders
+	LookEvery       time.Duration // ListOffsets on live streams
+	CheckpointEvery time.Duration
+	SessionTimeout  time.Duration // of the consumer group
+	TakeoverWait    time.Duration // EXACTLY-ONCE.md W3
+
+	Logger   *zap.Logger
+	Registry prometheus.Registerer
+}
+
+// State is where a stream stands in its life.
+type State int8
+
+// The states of a stream; DESIGN.md section 5.
+const (
+	StateRecover State = iota // resolving the position from the mirror
+	StateCatchUp              // reading the source log
+	StateLive                 // forwarding what the proxy offers
+	StateTail                 // reading the source log's end as it grows: writers bypass the proxy
+	StatePaused               // the mirror or the source can't be reached
+	StateFailed               // a person must decide; see StreamStatus.Reason
+)
+
+func (s State) String() string {
+	return [...]string{"recover", "catch-up", "live", "tail", "paused", "failed"}[s]
+}
+
+// StreamStatus describes one stream at one moment.
+type StreamStatus struct {
+	Topic        string `json:"topic"`
+	Partition    int32  `json:"partition"`
+	State        string `json:"state"`
+	Reason       string `json:"reason,omitempty"`   // why paused or failed, or until when a takeover waits
+	SourceEnd    int64  `json:"source_end_offset"`  // last known committed end on the source, -1: not known yet
+	Next         int64  `json:"next_source_offset"` // all below is acknowledged by the mirror, -1: not known yet
+	MirrorOffset int64  `json:"mirror_offset"`      // log end on the mirror behind the last acknowledged batch, -1: not known yet
+	LagRecords   int64  `json:"lag_records"`        // SourceEnd - Next, never negative; -1: not known yet
+	LostRecords  int64  `json:"lost_records"`       // deleted on the source before they were mirrored
+}
+
+// Status describes the forwarder at one moment, as /api/status and kmirror status show it.
+type Status struct {
+	Name     string         `json:"name"`
+	Group    string         `json:"group"`
+	Member   bool           `json:"member"` // the group membership is confirmed
+	SourceID string         `json:"source_cluster_id"`
+	MirrorID string         `json:"mirror_cluster_id"`
+	CaughtUp bool           `json:"caught_up"` // every topic known, every own stream at lag 0 as of a look at the source after the question
+	Streams  []StreamStatus `json:"streams"`   // the partitions that this instance owns, by topic and partition
+}

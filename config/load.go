@@ -99,8 +99,8 @@ func set(path string, field reflect.Value, raw any, problems *Problems) {
 // FileVariable names the settings file where no flag does.
 const FileVariable = envPrefix + "CONFIG"
 
-// serviceLink matches the variables that Kubernetes adds for a service whose name starts with kmirror. KMIRROR_TEST_ is
-// and the like are for the project's own tests.
+// serviceLink matches the variables that Kubernetes adds for a service whose name starts with kmirror. The last few
+// are for the project's own tests.
 var serviceLink = regexp.MustCompile(`^KMIRROR(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)$|^KMIRROR_(TEST_.*|KAFKA_LOG|KEEP)$`)
 
 func mergeEnviron(c *Config, environ []string, problems *Problems) {

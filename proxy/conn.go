@@ -1,0 +1,551 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+
+	"kmirror/internal/bufpool"
+	"kmirror/protocol"
+)
+
+// halfCloseWait is how long a broker has to close its side once everything was answered and the client is gone.
+const halfCloseWait = 10 * time.Second
+
+// conn is one client connection and its broker connection.
+type conn struct {
+	s              *Server
+	client, source net.Conn
+	broker         *broker // that the listener stands for; nil for the bootstrap listener
+	host           string  // that this client is told to reach brokers at
+	log            *zap.Logger
+
+	requests  pipe // client to source
+	responses pipe // source to client
+	flight    flight
+	streamed  atomic.Uint64 // number of the last request whose kept frame was written to the broker to its end
+
+	// tokens is how many raw SASL tokens follow a SaslHandshake v0; manyTokens until a frame looks like a request. Of the
+	// request goroutine.
+	tokens       int
+	handshakeOK  atomic.Bool // the broker took the last SaslHandshake v0
+	addressOf    protocol.AddressFunc
+	produceParts []producePart // scratch of the response goroutine
+	partIndex    map[partKey]int
+}
+
+const manyTokens = -1
+
+// closeError says why the proxy ends a connection. Its reason is from a closed set, for the metric and for limiting the log.
+type closeError struct {
+	reason string
+	err    error
+}
+
+func (e *closeError) Error() string { return e.err.Error() }
+func (e *closeError) Unwrap() error { return e.err }
+
+func closing(reason, format string, args ...any) error {
+	return &closeError{reason, fmt.Errorf(format, args...)}
+}
+
+// begin makes c ready to serve, and to be drained or aborted.
+func (c *conn) begin() {
+	c.flight.init()
+	c.requests.init(c.client, c.source, c.s.o.FrameTimeout, c.s.metrics.requestBytes)
+	c.responses.init(c.source, c.client, 0, c.s.metrics.responseBytes)
+	c.addressOf = c.address
+}
+
+// serve relays until either side is done, and closes both.
+func (c *conn) serve() {
+	done := make(chan error, 1)
+	c.s.wg.Go(func() { done <- c.relayRequests() })
+	responseErr := c.relayResponses()
+	c.flight.close()
+	closeWrite(c.client)
+	c.source.Close()
+	c.client.Close()
+	requestErr := <-done
+	c.letGo()
+	c.s.closed(c, requestErr, responseErr)
+}
+
+// letGo releases what the connection still holds. Both goroutines are done.
+func (c *conn) letGo() {
+	c.requests.release()
+	c.responses.release()
+	for r, ok := c.flight.pop(); ok; r, ok = c.flight.pop() {
+		c.drop(r.frame)
+	}
+}
+
+// drop ends the holding of a kept frame; nil is none.
+func (c *conn) drop(frame *bufpool.Buf) {
+	if frame != nil {
+		c.s.unhold(len(frame.B))
+		frame.Release()
+	}
+}
+
+// drain stops reading from the client after the request that has begun. The connection ends when all of its requests were
+// answered.
+func (c *conn) drain() { c.requests.interrupt() }
+
+// abort ends the connection at once.
+func (c *conn) abort() {
+	c.flight.close()
+	c.client.Close()
+	c.source.Close()
+}
+
+// relayRequests moves requests from the client to the broker until the client is done, then lets the answers come in. It
+// returns nil when the client ended between two frames.
+func (c *conn) relayRequests() error {
+	err := c.forwardRequests()
+	if w, ok := errors.AsType[*writeError](err); ok {
+		// The broker is gone, but what it answered before may still be on its way to the client.
+		c.source.SetReadDeadline(time.Now().Add(time.Second))
+		return fmt.Errorf("write to broker: %w", w.error)
+	}
+	if err != nil && err != errInterrupted {
+		c.abort()
+		return err
+	}
+	if err == nil {
+		closeWrite(c.source) // the client's end of stream, passed on after all that it sent
+	}
+	if c.flight.waitSettled() == nil {
+		wait := halfCloseWait
+		if err == errInterrupted {
+			wait = 0
+		}
+		c.source.SetReadDeadline(time.Now().Add(wait))
+	}
+	return nil
+}
+
+// forwardRequests returns nil at the end of the client's stream; everything that it sent was written then.
+func (c *conn) forwardRequests() error {
+	p := &c.requests
+	for {
+		b, err := p.peek(protocol.SizePrefix)
+		if err != nil {
+			if err == io.EOF && len(b) == 0 {
+				return nil
+			}
+			return err
+		}
+		if c.tokens != 0 {
+			isToken, err := c.forwardToken(b)
+			if err != nil {
+				return err
+			}
+			if isToken {
+				continue
+			}
+		}
+		size, err := protocol.RequestSize(b, c.s.o.MaxRequestBytes)
+		if err != nil {
+			return &closeError{reasonBadFrame, err}
+		}
+		if b, err = p.peek(protocol.RequestPrefix); err != nil {
+			return err
+		}
+		h := protocol.ParseRequestHeader(b)
+		if err := c.forwardRequest(h, size+protocol.SizePrefix); err != nil {
+			return err
+		}
+	}
+}
+
+// forwardRequest decides about one request of n bytes and passes it on.
+func (c *conn) forwardRequest(h protocol.RequestHeader, n int) error {
+	if h.APIKey < 0 {
+		return closing(reasonBadFrame, "API key %d: not a Kafka client", h.APIKey)
+	}
+	c.s.metrics.request(h.APIKey)
+	if limit, ok := protocol.MaxVersion(h.APIKey); ok && (h.APIVersion > limit || h.APIVersion < 0) {
+		if h.APIKey == protocol.KeyAPIVersions {
+			return c.refuseVersions(h, n)
+		}
+		return closing(reasonVersion, "%s v%d, which kmirror doesn't offer", kmsg.NameForKey(h.APIKey), h.APIVersion)
+	}
+	r := request{header: h}
+	switch {
+	case h.APIKey == protocol.KeyProduce:
+		return c.forwardProduce(r, n)
+	case h.APIKey == protocol.KeySASLHandshake && h.APIVersion == 0:
+		return c.forwardHandshake(r, n)
+	case h.APIKey == protocol.KeyAPIVersions:
+		r.answer = answerVersions
+	case protocol.Rewrites(h.APIKey, h.APIVersion):
+		r.answer = answerRewrite
+	}
+	return c.forward(r, n)
+}
+
+// forward enters r in the queue, before its bytes can reach the broker, and passes on its n bytes.
+func (c *conn) forward(r request, n int) error {
+	if err := c.push(r); err != nil {
+		return err
+	}
+	return c.passOn(n)
+}
+
+func (c *conn) push(r request) error {
+	for !c.flight.push(r) {
+		// Responses to what still sits in the pipe would never come.
+		if err := c.requests.flush(); err != nil {
+			return err
+		}
+		if err := c.flight.waitRoom(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// passOn passes a frame of n bytes: whole from the buffer if it fits, else as a stream.
+func (c *conn) passOn(n int) error {
+	if n > maxPeek {
+		return c.requests.stream(n, nil)
+	}
+	if _, err := c.requests.peek(n); err != nil {
+		return err
+	}
+	c.requests.pass(n)
+	return nil
+}
+
+// forwardProduce passes on a Produce request, and keeps it if its batches may be offered to the sink.
+func (c *conn) forwardProduce(r request, n int) error {
+	acks, transactional, err := c.produceAcks(r.header, n)
+	if err != nil {
+		return err
+	}
+	if acks == 0 {
+		return c.passOn(n) // there is no response
+	}
+	reads := protocol.ReadsProduce(r.header.APIVersion) && c.s.o.Sink != nil
+	if reads || protocol.Rewrites(r.header.APIKey, r.header.APIVersion) {
+		r.answer = answerProduce
+	}
+	if !reads || acks != -1 || transactional || !c.s.hold(n) {
+		return c.forward(r, n)
+	}
+	r.frame = bufpool.Get(n)
+	if n <= maxPeek {
+		return c.forwardCopied(r, n)
+	}
+	return c.forwardKept(r, n)
+}
+
+// produceAcks looks for acks, which follows three strings, as far into the frame as needed.
+func (c *conn) produceAcks(h protocol.RequestHeader, n int) (acks int16, transactional bool, err error) {
+	b := c.requests.unread()
+	for {
+		if len(b) > n {
+			b = b[:n]
+		}
+		acks, transactional, err = protocol.ProduceAcks(b, h)
+		switch {
+		case err == nil:
+			return acks, transactional, nil
+		case len(b) == n:
+			return 0, false, closing(reasonBadFrame, "Produce v%d: %w", h.APIVersion, protocol.ErrMalformed)
+		case len(b) == pipeBuffer:
+			return 0, false, closing(reasonBadFrame, "Produce v%d: no acks in the first %d bytes", h.APIVersion, len(b))
+		}
+		if b, err = c.requests.peek(min(n, pipeBuffer, len(b)+1)); err != nil {
+			return 0, false, err
+		}
+	}
+}
+
+// forwardCopied passes on a small request and keeps a copy.
+func (c *conn) forwardCopied(r request, n int) error {
+	b, err := c.requests.peek(n)
+	if err == nil {
+		copy(r.frame.B, b)
+		r.copied = true
+		err = c.push(r)
+	}
+	if err != nil {
+		c.drop(r.frame)
+		return err
+	}
+	c.requests.pass(n)
+	return nil
+}
+
+// forwardKept passes on a large request as it comes in, through the buffer that is kept.
+func (c *conn) forwardKept(r request, n int) error {
+	if err := c.push(r); err != nil {
+		c.drop(r.frame)
+		return err
+	}
+	seq := c.flight.last()
+	frame := r.frame
+	frame.Retain() // a broker's early answer must not free what is being written
+	err := c.requests.stream(n, frame.B)
+	if err == nil {
+		err = c.requests.flush() // what was already in the pipe's buffer
+	}
+	frame.Release()
+	if err == nil {
+		c.streamed.Store(seq)
+	}
+	return err
+}
+
+// refuseVersions answers an ApiVersions request that is newer than what the proxy can cut: a broker that knows it would
+// answer in a form that the proxy can't read. Its turn comes when all requests before it were answered.
+func (c *conn) refuseVersions(h protocol.RequestHeader, n int) error {
+	if n > maxPeek {
+		return closing(reasonBadFrame, "ApiVersions request of %d bytes", n)
+	}
+	if _, err := c.requests.peek(n); err != nil {
+		return err
+	}
+	if err := c.requests.flush(); err != nil {
+		return err
+	}
+	c.requests.skip(n)
+	if err := c.flight.waitSettled(); err != nil {
+		return err
+	}
+	_, err := c.client.Write(protocol.AppendApiVersionsRefusal(nil, h.CorrelationID))
+	return err
+}
+
+// forwardHandshake passes on a SaslHandshake v0 and waits for its answer: after success the client's next frames are raw
+// tokens, a size and bytes, without a header (KIP-43).
+func (c *conn) forwardHandshake(r request, n int) error {
+	if n > maxPeek {
+		return closing(reasonBadFrame, "SaslHandshake request of %d bytes", n)
+	}
+	b, err := c.requests.peek(n)
+	if err != nil {
+		return err
+	}
+	tokens := manyTokens
+	if strings.EqualFold(protocol.SASLMechanism(b[:n]), "PLAIN") {
+		tokens = 1 // its token may look like a request
+	}
+	r.answer = answerHandshake
+	c.handshakeOK.Store(false)
+	if err := c.forward(r, n); err != nil {
+		return err
+	}
+	if err := c.requests.flush(); err != nil {
+		return err
+	}
+	if err := c.flight.waitSettled(); err != nil {
+		return err
+	}
+	if c.handshakeOK.Load() {
+		c.tokens = tokens
+	}
+	return nil
+}
+
+// forwardToken passes on a raw SASL token, of whose frame b is the size. It returns false if the frame is a request again.
+func (c *conn) forwardToken(b []byte) (isToken bool, err error) {
+	size, err := protocol.TokenSize(b, c.s.o.MaxRequestBytes)
+	if err != nil {
+		return false, &closeError{reasonBadFrame, err}
+	}
+	if c.tokens == manyTokens && size >= protocol.RequestPrefix-protocol.SizePrefix {
+		if b, err = c.requests.peek(protocol.RequestPrefix); err != nil {
+			return false, err
+		}
+		// Tokens of GSSAPI, SCRAM and OAUTHBEARER begin with bytes that are no API key of Kafka.
+		if h := protocol.ParseRequestHeader(b); h.APIKey >= 0 && h.APIKey <= kmsg.MaxKey && h.APIVersion >= 0 {
+			c.tokens = 0
+			c.flight.dropTokens()
+			return false, nil
+		}
+	}
+	if c.tokens > 0 {
+		c.tokens--
+	}
+	return true, c.forward(request{answer: answerToken}, size+protocol.SizePrefix)
+}
+
+// relayResponses moves responses from the broker to the client until the broker is done. It returns nil when the broker ended
+// between two frames.
+func (c *conn) relayResponses() error {
+	p := &c.responses
+	for {
+		if len(p.unread()) < protocol.SizePrefix {
+			if err := p.flush(); err != nil {
+				return err
+			}
+			c.flight.settle()
+		}
+		b, err := p.peek(protocol.SizePrefix)
+		if err == io.EOF && len(b) == 0 {
+			return nil
+		}
+		if err == nil {
+			err = c.forwardResponse(b)
+		}
+		if err != nil {
+			p.flush() // what was read of earlier answers still belongs to the client
+			if cause := protocol.ForeignResponse(p.unread()); cause != "" {
+				err = closing(reasonForeign, "broker %s: %s", c.source.RemoteAddr(), cause)
+			}
+			return err
+		}
+	}
+}
+
+// forwardResponse passes on the response that begins with prefix, and lets its request go.
+func (c *conn) forwardResponse(prefix []byte) error {
+	r, ok := c.flight.pop()
+	if !ok {
+		return closing(reasonResponse, "a response that no request waits for")
+	}
+	err := c.answer(&r, prefix)
+	c.drop(r.frame)
+	return err
+}
+
+func (c *conn) answer(r *request, prefix []byte) error {
+	p := &c.responses
+	if r.answer == answerToken {
+		size, err := protocol.TokenSize(prefix, c.s.o.MaxRequestBytes)
+		if err != nil {
+			return &closeError{reasonResponse, err}
+		}
+		return p.stream(size+protocol.SizePrefix, nil)
+	}
+	size, err := protocol.ResponseSize(prefix)
+	if err != nil {
+		return &closeError{reasonResponse, err}
+	}
+	b, err := p.peek(protocol.ResponsePrefix)
+	if err != nil {
+		return midFrame(err)
+	}
+	if id := protocol.CorrelationID(b); id != r.header.CorrelationID {
+		return closing(reasonResponse, "%s v%d: response has correlation ID %d, want %d", kmsg.NameForKey(r.header.APIKey),
+			r.header.APIVersion, id, r.header.CorrelationID)
+	}
+	n := size + protocol.SizePrefix
+	switch {
+	case r.answer != answerOpaque:
+		return c.readResponse(r, n)
+	case n > maxPeek:
+		return p.stream(n, nil)
+	}
+	if _, err := p.peek(n); err != nil {
+		return midFrame(err)
+	}
+	p.pass(n)
+	return nil
+}
+
+// readResponse looks at a whole response of n bytes before it passes it on, changed or not.
+func (c *conn) readResponse(r *request, n int) error {
+	p := &c.responses
+	if n <= maxPeek {
+		b, err := p.peek(n)
+		if err != nil {
+			return midFrame(err)
+		}
+		changed, err := c.rewrite(r, b[:n])
+		if err != nil {
+			return err
+		}
+		if changed == nil {
+			p.pass(n)
+			return nil
+		}
+		defer changed.Release()
+		return p.replace(n, changed.B)
+	}
+	if n > c.s.o.MaxRequestBytes {
+		return closing(reasonResponse, "%s response of %d bytes is larger than the limit", kmsg.NameForKey(r.header.APIKey), n)
+	}
+	whole := bufpool.Get(n)
+	defer whole.Release()
+	if err := p.take(whole.B); err != nil {
+		return err
+	}
+	changed, err := c.rewrite(r, whole.B)
+	if err != nil {
+		return err
+	}
+	if changed == nil {
+		return p.write(whole.B)
+	}
+	defer changed.Release()
+	return p.write(changed.B)
+}
+
+// rewrite returns what the client gets instead of frame; nil if frame stays as it is.
+func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err error) {
+	h := r.header
+	switch r.answer {
+	case answerHandshake:
+		c.handshakeOK.Store(protocol.SASLHandshakeAccepted(frame))
+		return nil, nil
+	case answerProduce:
+		if endpoints, err := c.produceAnswered(r, frame); err != nil || !endpoints {
+			return nil, err
+		}
+	}
+	changed = bufpool.Get(len(frame) + len(frame)/2 + 256)
+	if r.answer == answerVersions {
+		changed.B, err = protocol.CutVersions(changed.B[:0], frame, h.APIVersion)
+	} else {
+		changed.B, err = protocol.Rewrite(changed.B[:0], frame, h.APIKey, h.APIVersion, c.addressOf)
+	}
+	if err != nil {
+		changed.Release()
+		return nil, &closeError{reasonResponse, err}
+	}
+	return changed, nil
+}
+
+// address is the protocol.AddressFunc of this client.
+func (c *conn) address(nodeID int32, host []byte, port int32) (string, int32, bool) {
+	b, ok := c.s.brokers.learn(nodeID, host, port)
+	if !ok {
+		return "", 0, false
+	}
+	return c.host, b.port, true
+}
+
+// closeWrite ends our side of a connection's stream, so that the peer sees it after all that was written.
+func closeWrite(c net.Conn) {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		w.CloseWrite()
+	}
+}
+
+// quiet reports whether err is how connections end every day.
+func quiet(err error) bool {
+	return err == nil || errors.Is(err, errFlightClosed) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded) || isReset(err)
+}
+
+// handshakeTLS takes a client's TLS handshake, within a bound.
+func handshakeTLS(ctx context.Context, client net.Conn, config *tls.Config, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	t := tls.Server(client, config)
+	return t, t.HandshakeContext(ctx)
+}

@@ -1,0 +1,342 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"kmirror/internal/bufpool"
+)
+
+const (
+	pipeBuffer = 64 << 10 // bytes of a borrowed read buffer
+	maxPeek    = 32 << 10 // frames up to here are looked at whole in the buffer, larger ones are streamed
+)
+
+// errInterrupted says that the pipe stopped between two frames because interrupt was called.
+var errInterrupted = errors.New("interrupted between frames")
+
+// pipe moves frames from one socket to another. It reads as much as there is, lets its owner look at it, and writes what passed
+// in as few calls as possible, straight from the read buffer. While nothing flows it has no buffer.
+//
+//	buf: [ written | passed, to be written | not yet looked at | free ]
+//	              sent                    next                end
+//
+// Invariant: what passed is written before the pipe waits for more, so that nothing sits in it while the sender is silent.
+// One goroutine owns a pipe; only interrupt may be called from others.
+type pipe struct {
+	from, to net.Conn
+	// frameTimeout bounds the wait for the next byte inside a frame; 0 for no bound. Between frames there is none.
+	frameTimeout time.Duration
+	count        func(n int) // told of bytes written
+
+	buf             *bufpool.Buf
+	sent, next, end int
+
+	raw     syscall.RawConn // waits for bytes without a buffer; nil if from isn't a TCP socket
+	rawRead func(fd uintptr) bool
+	rawN    int
+	rawErr  error
+	limited io.LimitedReader
+
+	timed bool // a read deadline is set
+
+	mu          sync.Mutex
+	idle        bool // waiting between frames
+	interrupted bool
+}
+
+func (p *pipe) init(from, to net.Conn, frameTimeout time.Duration, count func(int)) {
+	p.from, p.to, p.frameTimeout, p.count = from, to, frameTimeout, count
+	if c, ok := from.(*net.TCPConn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			p.raw, p.rawRead = raw, p.tryRead
+		}
+	}
+}
+
+// peek returns the bytes not yet looked at, at least n of them, n <= pipeBuffer. They are valid until the next call of any
+// method but pass. With an error it returns what there is.
+func (p *pipe) peek(n int) ([]byte, error) {
+	for p.end-p.next < n {
+		if err := p.fill(n); err != nil {
+			return p.unread(), err
+		}
+	}
+	return p.unread(), nil
+}
+
+func (p *pipe) unread() []byte {
+	if p.buf == nil {
+		return nil
+	}
+	return p.buf.B[p.next:p.end:p.end]
+}
+
+// pass lets the next n bytes go; they must have been peeked at.
+func (p *pipe) pass(n int) { p.next += n }
+
+// replace writes b instead of the next n bytes, which must have been peeked at.
+func (p *pipe) replace(n int, b []byte) error {
+	if err := p.flush(); err != nil {
+		return err
+	}
+	p.next += n
+	p.sent = p.next
+	return p.write(b)
+}
+
+// flush writes what passed.
+func (p *pipe) flush() error {
+	if p.sent == p.next {
+		return nil
+	}
+	b := p.buf.B[p.sent:p.next]
+	p.sent = p.next
+	return p.write(b)
+}
+
+func (p *pipe) write(b []byte) error {
+	n, err := p.to.Write(b)
+	p.count(n)
+	if err != nil {
+		return &writeError{err}
+	}
+	return nil
+}
+
+// writeError is an error of the socket that a pipe writes to; all others are of the one that it reads from.
+type writeError struct{ error }
+
+func (e *writeError) Unwrap() error { return e.error }
+
+// stream lets the next n bytes go without looking at them; if keep isn't nil, they are copied to it, and it has n bytes.
+func (p *pipe) stream(n int, keep []byte) error {
+	here := min(n, p.end-p.next)
+	if keep != nil {
+		copy(keep, p.buf.B[p.next:p.next+here])
+	}
+	p.pass(here)
+	if n -= here; n == 0 {
+		return nil
+	}
+	if err := p.flush(); err != nil {
+		return err
+	}
+	if keep != nil {
+		return p.streamThrough(keep[here:], n)
+	}
+	p.release()
+	if _, ok := p.to.(*net.TCPConn); ok && p.raw != nil && p.frameTimeout == 0 && n > pipeBuffer {
+		return p.splice(n)
+	}
+	scratch := bufpool.Get(min(n, pipeBuffer))
+	defer scratch.Release()
+	for n > 0 {
+		m := min(n, len(scratch.B))
+		if err := p.streamThrough(scratch.B[:m], m); err != nil {
+			return err
+		}
+		n -= m
+	}
+	return nil
+}
+
+// streamThrough reads n bytes into b and writes them as they come. The pipe's own buffer is empty.
+func (p *pipe) streamThrough(b []byte, n int) error {
+	for at := 0; at < n; {
+		if err := p.limitWait(); err != nil {
+			return err
+		}
+		m, err := p.from.Read(b[at:n])
+		if m > 0 {
+			if err := p.write(b[at : at+m]); err != nil {
+				return err
+			}
+			at += m
+		}
+		if err != nil && at < n {
+			return midFrame(err)
+		}
+	}
+	return nil
+}
+
+// splice moves n bytes inside the kernel where it can (net.TCPConn.ReadFrom).
+func (p *pipe) splice(n int) error {
+	p.limited = io.LimitedReader{R: p.from, N: int64(n)}
+	m, err := p.to.(*net.TCPConn).ReadFrom(&p.limited)
+	p.count(int(m))
+	if err == nil && m < int64(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// fill reads more, after flushing, and makes room for at least n unread bytes.
+func (p *pipe) fill(n int) error {
+	if err := p.flush(); err != nil {
+		return err
+	}
+	if p.next == p.end {
+		p.release()
+		return p.fillIdle()
+	}
+	if p.next+n > len(p.buf.B) || p.end == len(p.buf.B) {
+		p.end = copy(p.buf.B, p.buf.B[p.next:p.end])
+		p.sent, p.next = 0, 0
+	}
+	if err := p.limitWait(); err != nil {
+		return err
+	}
+	m, err := p.from.Read(p.buf.B[p.end:])
+	p.end += m
+	if m == 0 && err != nil {
+		return midFrame(err)
+	}
+	return nil
+}
+
+// fillIdle waits for the first bytes of a frame without a deadline, and, where the socket allows, without a buffer.
+func (p *pipe) fillIdle() error {
+	if p.timed {
+		p.timed = false
+		if err := p.from.SetReadDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	p.idle = !p.interrupted
+	idle := p.idle
+	p.mu.Unlock()
+	if !idle {
+		return errInterrupted
+	}
+	err := p.readIdle()
+	p.mu.Lock()
+	p.idle = false
+	if p.interrupted && p.end == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		err = errInterrupted
+	}
+	p.timed = p.timed || p.interrupted // interrupt may have set a deadline that the rest of a frame must not see
+	p.mu.Unlock()
+	return err
+}
+
+func (p *pipe) readIdle() error {
+	if p.raw != nil {
+		p.rawN, p.rawErr = 0, nil
+		if err := p.raw.Read(p.rawRead); err != nil {
+			return err
+		}
+		p.end = p.rawN
+		return p.rawErr
+	}
+	var first [1]byte // a TLS connection has its own buffer; borrow ours only once there is something
+	n, err := p.from.Read(first[:])
+	if n == 0 {
+		return err
+	}
+	p.buf = bufpool.Get(pipeBuffer)
+	p.buf.B[0] = first[0]
+	p.end = 1
+	return nil
+}
+
+// tryRead reads into a fresh buffer, or returns false without one if nothing is there yet; see syscall.RawConn.Read.
+func (p *pipe) tryRead(fd uintptr) bool {
+	p.buf = bufpool.Get(pipeBuffer)
+	for {
+		n, err := syscall.Read(int(fd), p.buf.B)
+		switch {
+		case n > 0:
+			p.rawN = n
+			return true
+		case err == syscall.EINTR:
+			continue
+		case err == syscall.EAGAIN:
+			p.release()
+			return false
+		case err == nil:
+			p.rawErr = io.EOF
+		default:
+			p.rawErr = os.NewSyscallError("read", err)
+		}
+		p.release()
+		return true
+	}
+}
+
+// limitWait sets the deadline for the next bytes of a frame that has begun.
+func (p *pipe) limitWait() error {
+	if p.frameTimeout == 0 && !p.timed {
+		return nil
+	}
+	p.timed = p.frameTimeout > 0
+	var until time.Time
+	if p.timed {
+		until = time.Now().Add(p.frameTimeout)
+	}
+	return p.from.SetReadDeadline(until)
+}
+
+// interrupt stops the pipe before its next frame: peek returns errInterrupted. A frame that has begun is read to its end.
+func (p *pipe) interrupt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.interrupted = true
+	if p.idle {
+		p.from.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// release gives the empty buffer back.
+func (p *pipe) release() {
+	if p.buf != nil {
+		p.buf.Release()
+		p.buf = nil
+	}
+	p.sent, p.next, p.end = 0, 0, 0
+}
+
+// midFrame turns the end of the stream inside a frame into an error of its own.
+func midFrame(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// skip leaves out the next n bytes, which must have been peeked at; everything before them was flushed.
+func (p *pipe) skip(n int) {
+	p.next += n
+	p.sent = p.next
+}
+
+// take reads the next len(b) bytes into b and writes none of them.
+func (p *pipe) take(b []byte) error {
+	if err := p.flush(); err != nil {
+		return err
+	}
+	n := copy(b, p.unread())
+	p.skip(n)
+	if n == len(b) {
+		return nil
+	}
+	p.release()
+	for n < len(b) {
+		if err := p.limitWait(); err != nil {
+			return err
+		}
+		m, err := p.from.Read(b[n:])
+		n += m
+		if err != nil && n < len(b) {
+			return midFrame(err)
+		}
+	}
+	return nil
+}

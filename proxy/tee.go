@@ -1,0 +1,165 @@
+package proxy
+
+import (
+	"kmirror/internal/bufpool"
+	"kmirror/protocol"
+)
+
+// producePart is one partition of a Produce request that was kept. It aliases the frame.
+type producePart struct {
+	topic     []byte // nil from v13 on
+	topicID   protocol.TopicID
+	partition int32
+	records   []byte
+}
+
+// partKey finds a producePart when a broker's response isn't in the order of the request.
+type partKey struct {
+	topic     string
+	topicID   protocol.TopicID
+	partition int32
+}
+
+// maxScratch bounds what a connection keeps for its next large Produce request.
+const maxScratch = 64
+
+// produceAnswered reads the response to a Produce request and tells the sink about it. It reports whether the response carries
+// broker addresses. A response that can't be read ends the connection: it might hide some.
+func (c *conn) produceAnswered(r *request, frame []byte) (endpoints bool, err error) {
+	answers := protocol.NewProduceResponse(frame, r.header.APIVersion)
+	if c.s.o.Sink == nil {
+		for answers.Next() {
+		}
+	} else {
+		c.readKept(r)
+		for i := 0; answers.Next(); i++ {
+			c.tell(r, i, &answers)
+		}
+		c.forgetKept()
+	}
+	if err := answers.Err(); err != nil {
+		return false, &closeError{reasonResponse, err}
+	}
+	return answers.NodeEndpoints(), nil
+}
+
+// readKept lists the partitions of a request that was kept. A request that can't be read lists none: the broker's answer to
+// it is what counts.
+func (c *conn) readKept(r *request) {
+	if r.frame == nil {
+		return
+	}
+	if !r.copied && c.streamed.Load() < r.seq {
+		return // answered before it was sent: the request goroutine still works on the frame
+	}
+	walk := protocol.NewProduceRequest(r.frame.B)
+	for walk.Next() {
+		c.produceParts = append(c.produceParts, producePart{walk.Topic, walk.TopicID, walk.Partition, walk.Records})
+	}
+	if walk.Err() != nil {
+		c.produceParts = c.produceParts[:0]
+	}
+}
+
+func (c *conn) forgetKept() {
+	clear(c.produceParts)
+	c.produceParts = c.produceParts[:0]
+	clear(c.partIndex)
+	if cap(c.produceParts) > maxScratch {
+		c.produceParts, c.partIndex = nil, nil
+	}
+}
+
+// part finds the partition of the request that answer number i is about; nil if the request wasn't kept.
+func (c *conn) part(i int, a *protocol.ProduceResponse) *producePart {
+	if i < len(c.produceParts) && c.produceParts[i].matches(a) {
+		return &c.produceParts[i] // brokers mostly answer in order
+	}
+	if len(c.produceParts) == 0 {
+		return nil
+	}
+	if len(c.partIndex) == 0 {
+		if c.partIndex == nil {
+			c.partIndex = make(map[partKey]int, len(c.produceParts))
+		}
+		for j := range c.produceParts {
+			p := &c.produceParts[j]
+			c.partIndex[partKey{c.s.topics.name(p.topic), p.topicID, p.partition}] = j
+		}
+	}
+	if j, ok := c.partIndex[partKey{c.s.topics.name(a.Topic), a.TopicID, a.Partition}]; ok {
+		return &c.produceParts[j]
+	}
+	return nil
+}
+
+func (p *producePart) matches(a *protocol.ProduceResponse) bool {
+	return p.partition == a.Partition && p.topicID == a.TopicID && string(p.topic) == string(a.Topic)
+}
+
+// tell passes on to the sink what the broker answered for one partition.
+func (c *conn) tell(r *request, i int, a *protocol.ProduceResponse) {
+	m := &c.s.metrics
+	switch {
+	case protocol.DoubtfulCode(a.ErrorCode):
+		c.s.o.Sink.Doubt(c.s.topics.name(a.Topic), a.TopicID, a.Partition)
+		m.doubts.Inc()
+		return
+	case a.ErrorCode != 0 || a.BaseOffset < 0:
+		return // not appended, or a repeat whose offset the broker has forgotten
+	}
+	p := c.part(i, a)
+	if p == nil {
+		c.s.o.Sink.Grown(c.s.topics.name(a.Topic), a.TopicID, a.Partition, a.BaseOffset+1)
+		m.grown.Inc()
+		return
+	}
+	batch, rest, err := protocol.ParseBatch(p.records)
+	if err != nil || len(rest) > 0 || batch.Transactional() || batch.Control() || !batch.Dense() || a.LogAppendTime >= 0 {
+		c.s.o.Sink.Grown(c.s.topics.name(a.Topic), a.TopicID, a.Partition, a.BaseOffset+recordCount(p.records))
+		m.grown.Inc()
+		return
+	}
+	c.offer(r, a, batch)
+}
+
+// offer hands a batch to the sink: with the frame that it lies in if it's alone there, else as a copy.
+func (c *conn) offer(r *request, a *protocol.ProduceResponse, batch protocol.Batch) {
+	memory := r.frame
+	if len(c.produceParts) == 1 {
+		c.s.unhold(len(memory.B))
+		r.frame = nil
+	} else {
+		memory = bufpool.Get(len(batch))
+		copy(memory.B, batch)
+		batch = protocol.Batch(memory.B[:len(batch):len(batch)])
+	}
+	taken := c.s.o.Sink.Offer(protocol.AckedBatch{
+		Topic:      c.s.topics.name(a.Topic),
+		TopicID:    a.TopicID,
+		Partition:  a.Partition,
+		BaseOffset: a.BaseOffset,
+		Batch:      batch,
+		Memory:     memory,
+	})
+	if taken {
+		c.s.metrics.offered.Inc()
+		return
+	}
+	memory.Release()
+	c.s.metrics.refused.Inc()
+}
+
+// recordCount is the number of offsets that records take, as far as they can be read; at least 1.
+func recordCount(records []byte) int64 {
+	var n int64
+	for len(records) > 0 {
+		batch, rest, err := protocol.ParseBatch(records)
+		if err != nil {
+			break
+		}
+		n += int64(batch.LastOffsetDelta()) + 1
+		records = rest
+	}
+	return max(n, 1)
+}

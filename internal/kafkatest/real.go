@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/sync/errgroup"
 )
@@ -76,6 +77,26 @@ func (c *RealCluster) Start(t testing.TB) {
 	if err := c.start(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// WaitInSync waits until every replica of every partition is in sync, as a test wants before it takes the next broker down.
+func (c *RealCluster) WaitInSync(t testing.TB) {
+	t.Helper()
+	adm := kadm.NewClient(c.Client(t))
+	Eventually(t, readyTimeout, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		topics, err := adm.ListTopicsWithInternal(ctx)
+		if err != nil {
+			return err
+		}
+		topics.EachPartition(func(p kadm.PartitionDetail) {
+			if p.Err != nil || p.Leader < 0 || len(p.ISR) < len(p.Replicas) {
+				err = fmt.Errorf("%s partition %d: leader %d, in sync %v of %v, error %v", p.Topic, p.Partition, p.Leader, p.ISR, p.Replicas, p.Err)
+			}
+		})
+		return err
+	})
 }
 
 func (c *RealCluster) endAll(t testing.TB, sig syscall.Signal) {
@@ -184,9 +205,14 @@ func brokerConfig(o options, b *Broker, voters string, controllerPort int) map[s
 
 		"broker.session.timeout.ms":    "3000",
 		"broker.heartbeat.interval.ms": "500",
-		"num.network.threads":          "2",
-		"num.io.threads":               "4",
-		"background.threads":           "2",
+
+		"controller.quorum.fetch.timeout.ms":        "1000",
+		"controller.quorum.election.timeout.ms":     "500",
+		"controller.quorum.election.backoff.max.ms": "300",
+
+		"num.network.threads": "2",
+		"num.io.threads":      "4",
+		"background.threads":  "2",
 
 		"num.recovery.threads.per.data.dir": "1",
 		"log.cleaner.dedupe.buffer.size":    "16777216", // of the heap; the default is 128 MiB

@@ -5,6 +5,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/protocol"
 )
 
 // unreplicated is an acks=all append that waits for the high watermark.
@@ -32,7 +34,7 @@ func (x *exchange) produce(req *kmsg.ProduceRequest) kmsg.Response {
 			p, err := x.replica(t, unknown, rt.Topic, rp.Partition)
 			var s stored
 			if err == nil {
-				s, err = x.append(p, req.Acks, rp.Records)
+				s, err = x.append(p, req, rp.Records)
 			}
 			if err != nil {
 				x.refuseProduce(resp, out, p, err)
@@ -48,9 +50,12 @@ func (x *exchange) produce(req *kmsg.ProduceRequest) kmsg.Response {
 	return resp
 }
 
-func (x *exchange) append(p *partition, acks int16, records []byte) (stored, *kerr.Error) {
+func (x *exchange) append(p *partition, req *kmsg.ProduceRequest, records []byte) (stored, *kerr.Error) {
+	b, _, err := protocol.ParseBatch(records)
 	switch {
-	case acks < -1 || acks > 1:
+	case err == nil && b.Transactional() && req.TransactionID == nil:
+		return stored{}, kerr.TransactionalIDAuthorizationFailed
+	case req.Acks < -1 || req.Acks > 1:
 		return stored{}, kerr.InvalidRequiredAcks
 	case p.leader != x.broker.id:
 		return stored{}, kerr.NotLeaderForPartition

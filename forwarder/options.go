@@ -32,6 +32,9 @@ type Options struct {
 	Name   string // the instance's name: consumer group kmirror.<Name> on the source
 	Source ClusterOptions
 	Mirror ClusterOptions
+	// Instance tells this process from others of the same name on the same host, across restarts: its listener, say. "" joins the group
+	// as a dynamic member, whose partitions wait for the session timeout after a crash.
+	Instance string
 
 	Include []*regexp.Regexp // whole topic names; a topic is mirrored if any matches and no Exclude does
 	Exclude []*regexp.Regexp
@@ -69,9 +72,9 @@ const (
 	StateFailed               // a person must decide; see StreamStatus.Reason
 )
 
-func (s State) String() string {
-	return [...]string{"recover", "catch-up", "live", "tail", "paused", "failed"}[s]
-}
+var stateNames = [...]string{"recover", "catch-up", "live", "tail", "paused", "failed"}
+
+func (s State) String() string { return stateNames[s] }
 
 // StreamStatus describes one stream at one moment.
 type StreamStatus struct {

@@ -1,0 +1,34 @@
+package forwarder
+
+import "sync/atomic"
+
+// budget counts the bytes of record batches held in memory against a bound. Safe for concurrent use.
+type budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// offer takes n bytes for an offered batch; a quarter of the bound is kept for fetches, so that catch-up goes on under full load.
+func (b *budget) offer(n int64) bool { return b.take(n, b.limit-b.limit/4) }
+
+// reserve takes n bytes for a fetch. One fetch is let through whatever the bound, or nothing would ever move.
+func (b *budget) reserve(n int64) bool {
+	return b.take(n, max(b.limit, n))
+}
+
+func (b *budget) take(n, limit int64) bool {
+	for {
+		used := b.used.Load()
+		if used+n > limit {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+n) {
+			return true
+		}
+	}
+}
+
+// force takes n bytes that are there already.
+func (b *budget) force(n int64) { b.used.Add(n) }
+
+func (b *budget) free(n int64) { b.used.Add(-n) }

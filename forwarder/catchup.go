@@ -1,0 +1,414 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+
+	"kmirror/internal/bufpool"
+)
+
+const (
+	maxFetchVersion = 13 // topics by ID, so that a recreated topic is never read as the old one
+	fetchBytes      = 4<<20 - 64<<10
+	fetchPartBytes  = 1 << 20
+	// maxQueuedBytes of one stream: past it, it is not fetched for, so that a slow partition doesn't fill the memory of all.
+	maxQueuedBytes = 2 << 20
+
+	tailWait    = 500 * time.Millisecond // how long a fetch at the log's end waits for more
+	catchUpWait = 100 * time.Millisecond
+	// tailTrial is how long a tail stream's offers must cover what is read before it goes live again.
+	tailTrial = 5 * time.Second
+)
+
+// lane separates fetches that wait at the log's end from those that have work to do.
+type lane int8
+
+const (
+	laneCatchUp lane = iota
+	laneTail
+)
+
+type fetcherKey struct {
+	broker int32
+	lane   lane
+}
+
+// fetcher reads from one source broker, one Fetch at a time, for all streams that need it.
+type fetcher struct {
+	fetcherKey
+	conn    *conn
+	dials   bool
+	busy    bool
+	wait    backoff
+	retryAt time.Time
+	turn    int // where the next fetch begins, so that none starves
+	streams []*stream
+}
+
+func (l *loop) fetcherFor(s *stream) *fetcher {
+	key := fetcherKey{s.sourceLeader.leader, laneCatchUp}
+	if s.tail {
+		key.lane = laneTail
+	}
+	f := l.fetchers[key]
+	if f == nil {
+		f = &fetcher{fetcherKey: key, wait: newBackoff(200*time.Millisecond, 5*time.Second)}
+		l.fetchers[key] = f
+	}
+	return f
+}
+
+// catchUp makes a stream read the source log from next on.
+func (l *loop) catchUp(s *stream) {
+	l.setState(s, StateCatchUp, "")
+	s.linked = false
+	l.wantFetch(s)
+}
+
+// becomeTail makes a stream follow the source log's end: its writers bypass the proxy.
+func (l *loop) becomeTail(s *stream) {
+	s.tail = true
+	s.accepting.Store(false)
+	s.dropEarly(l.drop)
+	s.tailFrom, s.tailRead, s.tailOffered = l.now, 0, s.offered.Load()
+	l.setState(s, StateTail, "")
+	l.wantFetch(s)
+}
+
+func (l *loop) wantFetch(s *stream) { l.fetchWanted[s] = true }
+
+// startFetches sends a Fetch to each source broker that has work and none under way.
+func (l *loop) startFetches() {
+	if l.stopping {
+		return
+	}
+	for s := range l.fetchWanted {
+		if s.removed || s.conn == nil || s.state != StateCatchUp && s.state != StateTail {
+			delete(l.fetchWanted, s)
+			continue
+		}
+		if s.sourceLeader.leader < 0 || s.fetching || s.segmenting || s.queuedBytes > maxQueuedBytes || l.now.Before(s.fetchAfter) {
+			continue
+		}
+		f := l.fetcherFor(s)
+		if !f.busy && !l.now.Before(f.retryAt) {
+			f.streams = append(f.streams, s)
+		}
+	}
+	for _, f := range l.fetchers {
+		if len(f.streams) > 0 {
+			l.fetch(f)
+			clear(f.streams)
+			f.streams = f.streams[:0]
+		}
+	}
+}
+
+func (l *loop) fetch(f *fetcher) {
+	if f.conn == nil {
+		l.connectFetcher(f)
+		return
+	}
+	if !l.memory.reserve(fetchBytes) {
+		return // an answer from the mirror frees some and comes back here
+	}
+	version, _ := f.conn.version(int16(kmsg.Fetch), maxFetchVersion)
+	req, streams := f.request(version)
+	for _, s := range streams {
+		s.fetching = true
+	}
+	f.busy = true
+	l.metrics.fetches.Inc()
+	c := f.conn
+	c.send(l.now.Add(answerTimeout), req.IsFlexible(), func(correlationID int32) outgoing {
+		return outgoing{pieces: [][]byte{c.format.AppendRequest(nil, req, correlationID)}}
+	}, func(body []byte, buf *bufpool.Buf, err error) {
+		resp := kmsg.NewPtrFetchResponse()
+		resp.Version = version
+		if err == nil {
+			if err = resp.ReadFrom(body); err == nil {
+				err = kerr.ErrorForCode(resp.ErrorCode)
+			}
+			if err != nil {
+				buf.Release()
+				buf = nil
+			}
+		}
+		l.inbox.call(func() { l.fetched(f, c, streams, resp, buf, err) })
+	})
+}
+
+// request asks for each stream's log from next on, starting with another stream each time.
+func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []*stream) {
+	req := kmsg.NewPtrFetchRequest()
+	req.Version = version
+	req.ReplicaID, req.MinBytes, req.MaxBytes, req.IsolationLevel, req.SessionEpoch = -1, 1, fetchBytes, 1, -1
+	req.MaxWaitMillis = int32(catchUpWait.Milliseconds())
+	if f.lane == laneTail {
+		req.MaxWaitMillis = int32(tailWait.Milliseconds())
+	}
+	f.turn++
+	n := len(f.streams)
+	streams := make([]*stream, 0, n)
+	at := map[string]int{}
+	for k := range n {
+		s := f.streams[(k+f.turn)%n]
+		streams = append(streams, s)
+		i, ok := at[s.topic]
+		if !ok {
+			i = len(req.Topics)
+			at[s.topic] = i
+			t := kmsg.NewFetchRequestTopic()
+			t.Topic, t.TopicID = s.topic, s.topicID
+			req.Topics = append(req.Topics, t)
+		}
+		p := kmsg.NewFetchRequestTopicPartition()
+		p.Partition, p.FetchOffset, p.PartitionMaxBytes = s.index, s.next, fetchPartBytes
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
+	}
+	return req, streams
+}
+
+func (l *loop) connectFetcher(f *fetcher) {
+	if f.dials {
+		return
+	}
+	addr, ok := l.sourceView.brokers[f.broker]
+	if !ok {
+		f.retryAt = l.now.Add(f.wait.next())
+		l.timers.add(f.retryAt, func() {})
+		l.refreshSoon()
+		return
+	}
+	f.dials = true
+	l.spawn(func(ctx context.Context) {
+		c, err := dialConn(ctx, addr, l.clientID, l.opts.Source)
+		l.inbox.call(func() {
+			f.dials = false
+			if l.sourceLost(err) {
+				f.retryAt = l.now.Add(f.wait.next())
+				l.timers.add(f.retryAt, func() {})
+				return
+			}
+			if l.stopping {
+				c.close(errConnClosed)
+				return
+			}
+			f.conn = c
+			l.conns[c] = true
+			l.spawn(func(context.Context) {
+				<-c.finished
+				l.inbox.call(func() {
+					delete(l.conns, c)
+					if f.conn == c {
+						f.conn = nil
+					}
+				})
+			})
+		})
+	})
+}
+
+// fetchMemory counts a fetched buffer against the memory bound until the last batch in it is let go.
+type fetchMemory struct {
+	buf    *bufpool.Buf
+	refs   atomic.Int32
+	budget *budget
+	size   int64
+}
+
+func (m *fetchMemory) Release() {
+	if m.refs.Add(-1) == 0 {
+		m.buf.Release()
+		m.budget.free(m.size)
+	}
+}
+
+// fetched takes a Fetch answer.
+func (l *loop) fetched(f *fetcher, c *conn, streams []*stream, resp *kmsg.FetchResponse, buf *bufpool.Buf, err error) {
+	f.busy = false
+	for _, s := range streams {
+		s.fetching = false
+	}
+	if err != nil {
+		l.memory.free(fetchBytes)
+		c.close(err)
+		if f.conn == c {
+			f.conn = nil
+		}
+		f.retryAt = l.now.Add(f.wait.next())
+		l.timers.add(f.retryAt, func() {})
+		l.sourceLost(err)
+		if isLeadership(err) {
+			l.refreshSoon()
+		}
+		return
+	}
+	f.wait.reset()
+	l.sourceLost(nil)
+	size := int64(len(buf.B))
+	l.memory.free(fetchBytes)
+	l.memory.force(size)
+	l.metrics.fetchedBytes.Add(float64(size))
+	memory := &fetchMemory{buf: buf, budget: &l.memory, size: size}
+	memory.refs.Store(1)
+	defer memory.Release()
+	bySource := make(map[topicPartition]*stream, len(streams))
+	for _, s := range streams {
+		bySource[s.topicPartition] = s
+	}
+	for i := range resp.Topics {
+		t := &resp.Topics[i]
+		for j := range t.Partitions {
+			p := &t.Partitions[j]
+			s := bySource[topicPartition{t.Topic, p.Partition}]
+			if resp.Version >= 13 {
+				s = findByID(streams, t.TopicID, p.Partition)
+			}
+			if s != nil && !s.removed && s.conn != nil {
+				l.fetchedPartition(s, p, memory)
+			}
+		}
+	}
+}
+
+func findByID(streams []*stream, id [16]byte, partition int32) *stream {
+	for _, s := range streams {
+		if s.index == partition && s.topicID == id {
+			return s
+		}
+	}
+	return nil
+}
+
+// fetchedPartition takes what a Fetch brought for one stream.
+func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, memory *fetchMemory) {
+	if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+		l.fetchRefused(s, err)
+		return
+	}
+	if s.state != StateCatchUp && s.state != StateTail {
+		return
+	}
+	s.sourceEnd = max(s.sourceEnd, p.LastStableOffset)
+	plan, err := readFetched(p.RecordBatches, p.AbortedTransactions, s.next, p.LastStableOffset)
+	if err != nil {
+		l.fail(s, fmt.Errorf("source log at offset %d: %w", s.next, err), 30*time.Second)
+		return
+	}
+	if missing := plan.missingSegments(&s.partition); len(missing) > 0 {
+		l.writeSegments(s, missing)
+		return // the same is fetched again, then with the segments known
+	}
+	if err := l.consume(s, plan, memory); err != nil {
+		l.fail(s, err, 30*time.Second)
+		return
+	}
+	l.reachedEnd(s, p.LastStableOffset)
+}
+
+// reachedEnd hands a stream over to live once it has all that is committed. The first time it starts to take offers and reads once
+// more, so that nothing acknowledged meanwhile is missed; the second time it is live.
+func (l *loop) reachedEnd(s *stream, end int64) {
+	s.linkUp(l.drop)
+	l.makeReady(s)
+	switch {
+	case s.tail:
+		l.tryTail(s)
+	case s.next < end:
+	case s.linked:
+		l.setState(s, StateLive, "")
+		if s.next < s.sourceEnd || len(s.early) > 0 {
+			l.awaitHole(s)
+		}
+	default:
+		s.linked = true
+		s.accepting.Store(true)
+	}
+}
+
+// tryTail ends tail mode once all that was read for a while had passed the proxy.
+func (l *loop) tryTail(s *stream) {
+	if l.now.Sub(s.tailFrom) < tailTrial {
+		return
+	}
+	offered := s.offered.Load()
+	if covered := offered-s.tailOffered >= s.tailRead; covered {
+		s.tail, s.holes = false, nil
+		s.accepting.Store(true)
+		l.catchUp(s)
+		s.linked = true
+		return
+	}
+	s.tailFrom, s.tailRead, s.tailOffered = l.now, 0, offered
+}
+
+// fetchRefused takes a partition's error in a Fetch answer.
+func (l *loop) fetchRefused(s *stream, err error) {
+	s.fetchAfter = l.now.Add(200 * time.Millisecond)
+	l.timers.add(s.fetchAfter, func() {})
+	switch {
+	case errors.Is(err, kerr.OffsetOutOfRange):
+		s.fetchAfter = l.now.Add(time.Hour) // until the check has answered
+		l.checkRange(s)
+	case isLeadership(err):
+		l.refreshSoon()
+	default:
+		l.log.Warn("source refused a fetch", s.logFields(zap.Int64("offset", s.next), zap.Error(err))...)
+		s.fetchAfter = l.now.Add(5 * time.Second)
+		l.timers.add(s.fetchAfter, func() {})
+	}
+}
+
+// checkRange finds out why a position isn't in the source log: deleted ahead of us, or truncated below us.
+func (l *loop) checkRange(s *stream) {
+	session, next := s.session, s.next
+	l.spawn(func(ctx context.Context) {
+		starts, err := listSource(ctx, l.source, []topicPartition{s.topicPartition}, earliestOffset)
+		var ends map[topicPartition]offsetAnswer
+		if err == nil {
+			ends, err = listSource(ctx, l.source, []topicPartition{s.topicPartition}, latestOffset)
+		}
+		start, end := starts[s.topicPartition], ends[s.topicPartition]
+		err = errors.Join(err, start.err, end.err)
+		l.inbox.call(func() {
+			s.fetchAfter = l.now.Add(200 * time.Millisecond)
+			l.timers.add(s.fetchAfter, func() {})
+			if err != nil || s.session != session || s.removed || s.next != next {
+				return
+			}
+			switch {
+			case next < start.offset:
+				l.lostGround(s, start.offset)
+			case next > end.offset:
+				l.diverged(s, end.offset)
+			}
+		})
+	})
+}
+
+// lostGround reports what the source deleted before it was mirrored, and goes on behind it in a new generation (rule N4).
+func (l *loop) lostGround(s *stream, start int64) {
+	l.log.Error("source deleted records before they were mirrored",
+		s.logFields(zap.Int64("from", s.next), zap.Int64("to", start), zap.Int64("records", start-s.next))...)
+	l.metrics.lostRecords.Add(float64(start - s.next))
+	s.lost += start - s.next
+	if l.opts.StopOnDataLoss {
+		l.fail(s, fmt.Errorf("source deleted offsets [%d, %d) before they were mirrored", s.next, start), time.Minute)
+		return
+	}
+	l.endSession(s, fmt.Errorf("source deleted offsets [%d, %d) before they were mirrored", s.next, start))
+	s.askGen = generationAsk{wanted: true, source: start}
+}
+
+// diverged reports a source that truncated its log below what was mirrored.
+func (l *loop) diverged(s *stream, end int64) {
+	l.fail(s, fmt.Errorf("diverged: offsets [%d, %d) are on the mirror, but the source's log was truncated to %d", end, s.next, end), time.Minute)
+}

@@ -1,0 +1,190 @@
+package forwarder
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/protocol"
+)
+
+// piece is a run of source offsets as a Fetch brought it: one batch, or a hole that holds nothing for a reader.
+type piece struct {
+	base, end int64
+	batch     protocol.Batch // nil: a marker or a batch of an aborted transaction
+}
+
+// plan is what a Fetch brought for a stream, from its next offset on, without a gap.
+type plan []piece
+
+// readFetched splits raw records into pieces from next on, below the last stable offset. Which batches were aborted is told as to any read_committed
+// consumer (Kafka's CompletedFetch): a producer's batches are aborted from the listed first offset to its abort marker.
+func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbortedTransaction, next, lastStable int64) (plan, error) {
+	slices.SortFunc(aborted, func(a, b kmsg.FetchResponseTopicPartitionAbortedTransaction) int {
+		return cmp.Compare(a.FirstOffset, b.FirstOffset)
+	})
+	aborting := map[int64]bool{} // producer ID
+	var pieces plan
+	for len(records) > 0 {
+		b, rest, err := protocol.ParseBatch(records)
+		if errors.Is(err, protocol.ErrIncomplete) {
+			break // the answer was cut at its size
+		}
+		if err != nil {
+			return pieces, err
+		}
+		records = rest
+		base, end := b.BaseOffset(), b.EndOffset()
+		if base >= lastStable {
+			break
+		}
+		for len(aborted) > 0 && aborted[0].FirstOffset < end {
+			aborting[aborted[0].ProducerID] = true
+			aborted = aborted[1:]
+		}
+		hole := b.Control() || b.Transactional() && aborting[b.ProducerID()]
+		if b.Control() && protocol.AbortMarker(b) {
+			delete(aborting, b.ProducerID())
+		}
+		switch {
+		case end <= next:
+			continue
+		case base > next:
+			return pieces, fmt.Errorf("offsets [%d, %d) are missing without a transaction that explains it: compacted topics can't be mirrored yet", next, base)
+		case hole:
+			pieces = append(pieces, piece{base: max(base, next), end: end})
+		case !b.Dense():
+			return pieces, fmt.Errorf("batch at [%d, %d) has %d records: compacted topics can't be mirrored yet", base, end, b.RecordCount())
+		default:
+			pieces = append(pieces, piece{base: base, end: end, batch: b})
+		}
+		next = end
+	}
+	return pieces, nil
+}
+
+// missingSegments returns the segments that the numbering lacks for what follows holes (rule N3), to be made durable before the first
+// append that uses them. In order.
+func (pl plan) missingSegments(p *partition) (missing []segment) {
+	holeFrom := p.holeFrom
+	position := p.position(p.next)
+	if holeFrom >= 0 {
+		position = p.position(holeFrom)
+	}
+	at := p.next
+	for _, x := range pl {
+		if x.batch == nil {
+			if holeFrom < 0 {
+				holeFrom = x.base
+			}
+			at = x.end
+			continue
+		}
+		base := max(x.base, at)
+		if holeFrom >= 0 && !p.hasSegment(base) {
+			missing = append(missing, segment{source: base, position: position})
+		}
+		holeFrom = -1
+		position += x.end - base
+		at = x.end
+	}
+	return missing
+}
+
+// writeSegments makes segments durable; the stream waits for them.
+func (l *loop) writeSegments(s *stream, missing []segment) {
+	if s.segmenting {
+		return
+	}
+	s.segmenting = true
+	session := s.session
+	id := identity{sourceCluster: l.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+	records := make([]segmentRecord, len(missing))
+	for i, m := range missing {
+		records[i] = segmentRecord{
+			Topic: s.topic, TopicID: hex.EncodeToString(s.topicID[:]), Partition: s.index, MirrorTopicID: hex.EncodeToString(s.mirrorTopicID[:]),
+			Generation: s.generation, Source: m.source, Position: m.position,
+		}
+	}
+	l.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
+		defer cancel()
+		err := l.registry.adopt(ctx, records)
+		l.inbox.call(func() {
+			s.segmenting = false
+			if s.session != session || s.removed {
+				return
+			}
+			n, ok := l.registry.lookUp(id)
+			switch {
+			case err != nil:
+				l.endSession(s, err)
+				return
+			case !ok || n.generation != s.generation:
+				l.endSession(s, errors.New("another owner opened a new generation"))
+				return
+			}
+			s.numbering = n
+			if s.hasSegment(s.next) {
+				s.holeFrom = -1
+			}
+			s.linkUp(l.drop)
+			l.makeReady(s)
+			l.wantFetch(s)
+		})
+	})
+}
+
+// consume queues the batches of a plan.
+func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
+	for _, x := range pl {
+		if x.batch == nil {
+			if x.end > s.next {
+				s.skip(x.end)
+			}
+			continue
+		}
+		switch s.judgeFetched(x.base, x.end) {
+		case duplicate:
+			continue
+		case overHole:
+			return nil // an offer was taken meanwhile and then let go: fetch again
+		}
+		if err := l.queueFetched(s, x, memory); err != nil {
+			return fmt.Errorf("batch at [%d, %d): %w", x.base, x.end, err)
+		}
+		s.tailRead += x.end - x.base
+	}
+	return nil
+}
+
+// queueFetched queues one batch from the source log, re-encoded where it can't go as it is: it begins below next (R5), crosses a producer
+// epoch (N2), or carries append time.
+func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
+	if s.holeFrom >= 0 && s.hasSegment(s.next) {
+		s.holeFrom = -1
+	}
+	whole := s.next == x.base && x.batch.Attributes()&protocol.AttrLogAppendTime == 0
+	if room, fits := s.mayQueue(x.end - s.next); whole && fits {
+		memory.refs.Add(1)
+		s.take(entry{base: x.base, end: x.end, crc: x.batch.CRC(), maxTimestamp: x.batch.MaxTimestamp(), batch: x.batch, memory: memory})
+	} else {
+		for end := int64(0); s.next < x.end; room, _ = s.mayQueue(1) {
+			end = min(x.end, s.next+room)
+			b, err := protocol.Recode(x.batch, s.next, end, recordCodec{})
+			if err != nil {
+				return err
+			}
+			l.metrics.recoded.Inc()
+			l.memory.force(int64(len(b)))
+			s.take(entry{base: s.next, end: end, crc: x.batch.CRC(), maxTimestamp: b.MaxTimestamp(), batch: b, charge: int64(len(b))})
+		}
+	}
+	l.makeReady(s)
+	return nil
+}

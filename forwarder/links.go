@@ -1,0 +1,262 @@
+package forwarder
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"go.uber.org/zap"
+
+	"kmirror/internal/bufpool"
+)
+
+const (
+	// linksPerBroker is how many connections the appends to one mirror broker are spread over: it handles one request of a
+	// connection at a time.
+	linksPerBroker = 2
+	// maxProducing bounds the Produce requests of a link without an answer.
+	maxProducing = 5
+)
+
+// link is one place in the set of connections to a mirror broker. Its connection is dialled when a stream needs it; sessions hold the
+// connection itself and end with it.
+type link struct {
+	broker int32
+	slot   int
+	conn   *conn // nil: not connected
+	dials  bool  // a dial is under way
+	wait   backoff
+	down   bool // the last attempt failed, said once
+
+	waiting    []*stream // for recovery on this link
+	recovering bool
+	ready      []*stream // with something to send, fair by turns
+	producing  int
+	mutedUntil time.Time // throttled by the broker
+}
+
+type linkKey struct {
+	broker int32
+	slot   int
+}
+
+// linkFor returns the link that a stream's sessions use.
+func (l *loop) linkFor(s *stream) *link {
+	h := fnv.New32a()
+	fmt.Fprintf(h, "%s-%d", s.topic, s.index)
+	key := linkKey{s.mirrorLeader.leader, int(h.Sum32() % linksPerBroker)}
+	k := l.links[key]
+	if k == nil {
+		k = &link{broker: key.broker, slot: key.slot, wait: newBackoff(200*time.Millisecond, 5*time.Second)}
+		l.links[key] = k
+	}
+	return k
+}
+
+// connect dials a link unless it is connected or being dialled.
+func (l *loop) connect(k *link) {
+	if k.conn != nil || k.dials {
+		return
+	}
+	addr, ok := l.mirrorView.brokers[k.broker]
+	if !ok {
+		l.failWaiting(k, fmt.Errorf("mirror broker %d isn't in the mirror's metadata", k.broker))
+		return
+	}
+	k.dials = true
+	l.spawn(func(ctx context.Context) {
+		c, err := dialConn(ctx, addr, l.clientID, l.opts.Mirror)
+		l.inbox.call(func() { l.connected(k, c, err) })
+	})
+}
+
+func (l *loop) connected(k *link, c *conn, err error) {
+	k.dials = false
+	if l.stopping && err == nil {
+		c.close(errConnClosed)
+		return
+	}
+	if err != nil {
+		l.metrics.dialErrors.Inc()
+		if !k.down {
+			k.down = true
+			l.log.Warn("mirror broker can't be reached, trying again", zap.Int32("broker", k.broker), zap.Error(err))
+		}
+		l.failWaiting(k, err)
+		return
+	}
+	if k.down {
+		k.down = false
+		l.log.Info("mirror broker reached again", zap.Int32("broker", k.broker))
+	}
+	k.conn = c
+	l.conns[c] = true
+	l.dirty[k] = true
+	l.spawn(func(context.Context) {
+		<-c.finished
+		l.inbox.call(func() { l.disconnected(k, c) })
+	})
+}
+
+// failWaiting puts off the streams that wait for a link; the link itself backs off by them.
+func (l *loop) failWaiting(k *link, err error) {
+	delay := k.wait.next()
+	for _, s := range k.waiting {
+		l.retryLater(s, delay, err)
+	}
+	k.waiting = nil
+}
+
+// disconnected ends every session of a connection.
+func (l *loop) disconnected(k *link, c *conn) {
+	delete(l.conns, c)
+	if k.conn == c {
+		k.conn = nil
+		k.ready = nil
+		k.producing = 0
+	}
+	err := fmt.Errorf("connection to mirror broker %d: %w", k.broker, c.err)
+	if !l.stopping {
+		l.log.Info("connection to mirror broker ended", zap.Int32("broker", k.broker), zap.Error(c.err))
+	}
+	for _, s := range l.streams {
+		if s.conn == c {
+			l.endSession(s, err)
+		}
+	}
+	for s := range l.leaving {
+		if s.conn == c {
+			l.endSession(s, err)
+		}
+	}
+}
+
+// makeReady queues a stream for sending.
+func (l *loop) makeReady(s *stream) {
+	if s.queueUp() {
+		l.dirty[s.link] = true
+	}
+}
+
+// queueUp puts a stream at the end of its link's turn, unless it has nothing to send.
+func (s *stream) queueUp() bool {
+	if s.conn == nil || s.inReady || len(s.queue) == 0 {
+		return false
+	}
+	s.inReady = true
+	s.link.ready = append(s.link.ready, s)
+	return true
+}
+
+// pump sends what a link's streams have and may send: one batch of each in a request, in turn.
+func (l *loop) pump(k *link) {
+	if k.conn == nil || len(k.ready) == 0 {
+		return
+	}
+	if l.now.Before(k.mutedUntil) {
+		l.timers.add(k.mutedUntil, func() { l.dirty[k] = true })
+		return
+	}
+	if !l.group.mayAct() {
+		l.timers.add(l.now.Add(100*time.Millisecond), func() { l.dirty[k] = true })
+		return
+	}
+	for k.producing < maxProducing && len(k.ready) > 0 {
+		if !l.produce(k) {
+			return
+		}
+	}
+}
+
+// produce builds and sends one request; false if no stream had anything that it may send.
+func (l *loop) produce(k *link) bool {
+	p := &producing{link: k, sent: l.now}
+	size := int64(0)
+	for n := len(k.ready); n > 0 && size < maxRequestBytes; n-- {
+		s := k.ready[0]
+		k.ready = append(k.ready[:0], k.ready[1:]...)
+		s.inReady = false
+		if s.conn != k.conn {
+			continue
+		}
+		switch s.maySend(l.now) {
+		case ready:
+			if size > 0 && size+s.queue[0].sizeBytes() > maxRequestBytes {
+				s.queueUp()
+				n = 1
+				continue
+			}
+			e := s.send()
+			s.unanswered++
+			size += e.sizeBytes()
+			p.parts = append(p.parts, sending{stream: s, session: s.session, entry: e})
+			s.queueUp()
+		case unquiet:
+			l.seekQuiet(s)
+		}
+	}
+	if len(p.parts) == 0 {
+		return false
+	}
+	k.producing++
+	l.send(k, p, size)
+	return true
+}
+
+func (l *loop) send(k *link, p *producing, size int64) {
+	c := k.conn
+	version, ok := c.version(0, maxProduceVersion)
+	if !ok || version < 3 {
+		c.close(fmt.Errorf("mirror broker %d takes Produce up to version %d, record batches need 3: %w", k.broker, version, kerr.UnsupportedVersion))
+	}
+	l.metrics.produceRequests.Inc()
+	l.metrics.producedBytes.Add(float64(size))
+	c.send(p.sent.Add(answerTimeout), version >= flexibleProduce, func(correlationID int32) outgoing {
+		return p.frame(version, l.clientID, correlationID)
+	}, func(body []byte, buf *bufpool.Buf, err error) {
+		var answers []produceAnswer
+		var throttle time.Duration
+		if err == nil {
+			answers, throttle, err = p.readAnswers(version, body)
+			buf.Release()
+		}
+		l.inbox.call(func() { l.produced(c, p, answers, throttle, err) })
+	})
+}
+
+// produced takes a Produce answer, or the news that none will come: then the outcome isn't known.
+func (l *loop) produced(c *conn, p *producing, answers []produceAnswer, throttle time.Duration, err error) {
+	k := p.link
+	if k.conn == c {
+		k.producing--
+		l.dirty[k] = true
+		if throttle > 0 {
+			k.mutedUntil = l.now.Add(throttle)
+		}
+	}
+	if err == nil {
+		k.wait.reset()
+	}
+	for i := range p.parts {
+		part := &p.parts[i]
+		s := part.stream
+		s.unanswered--
+		e := part.entry
+		part.entry = entry{}
+		switch {
+		case part.session != s.session || s.conn == nil:
+			l.drained(s)
+		case err != nil:
+			l.endSession(s, err)
+		case !answers[i].known:
+			l.endSession(s, fmt.Errorf("mirror broker %d didn't answer for the partition", k.broker))
+		case answers[i].code != 0:
+			l.refusedByMirror(s, &e, answers[i])
+		default:
+			l.acknowledged(s, &e, answers[i].baseOffset)
+		}
+		l.drop(e)
+	}
+}

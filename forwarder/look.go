@@ -1,0 +1,243 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// Timestamps of ListOffsets that aren't times.
+const (
+	latestOffset   = -1
+	earliestOffset = -2
+)
+
+// offsetAnswer is a partition's answer to ListOffsets.
+type offsetAnswer struct {
+	offset int64
+	err    error
+}
+
+// listSource asks the source, each leader once, for an offset of each partition; committed ends are last stable offsets.
+func listSource(ctx context.Context, client *kgo.Client, tps []topicPartition, timestamp int64) (map[topicPartition]offsetAnswer, error) {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID, req.IsolationLevel = -1, 1
+	at := make(map[string]int)
+	for _, tp := range tps {
+		i, ok := at[tp.topic]
+		if !ok {
+			i = len(req.Topics)
+			at[tp.topic] = i
+			t := kmsg.NewListOffsetsRequestTopic()
+			t.Topic = tp.topic
+			req.Topics = append(req.Topics, t)
+		}
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Partition, p.Timestamp = tp.partition, timestamp
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
+	}
+	answers := make(map[topicPartition]offsetAnswer, len(tps))
+	var failed error
+	for _, shard := range client.RequestSharded(ctx, req) {
+		if shard.Err != nil {
+			failed = errors.Join(failed, shard.Err)
+			continue
+		}
+		for _, t := range shard.Resp.(*kmsg.ListOffsetsResponse).Topics {
+			for _, p := range t.Partitions {
+				answers[topicPartition{t.Topic, p.Partition}] = offsetAnswer{p.Offset, kerr.ErrorForCode(p.ErrorCode)}
+			}
+		}
+	}
+	if len(answers) == 0 && failed != nil {
+		return nil, fmt.Errorf("ListOffsets on the source: %w", failed)
+	}
+	return answers, nil
+}
+
+// startOffsets asks for the first offsets of the streams among results that were never born, by the start policy.
+func (l *loop) startOffsets(ctx context.Context, results []recovered) (map[topicPartition]int64, error) {
+	var tps []topicPartition
+	for i := range results {
+		if r := &results[i]; r.err == nil && len(r.numbering.segments) == 0 && !r.standing.found {
+			tps = append(tps, r.job.tp)
+		}
+	}
+	if len(tps) == 0 {
+		return nil, nil
+	}
+	timestamp := int64(earliestOffset)
+	switch l.opts.Start {
+	case StartLatest:
+		timestamp = latestOffset
+	case StartTimestamp:
+		timestamp = l.opts.StartTimestamp.UnixMilli()
+	}
+	answers, err := listSource(ctx, l.source, tps, timestamp)
+	if err != nil {
+		return nil, err
+	}
+	starts := make(map[topicPartition]int64, len(answers))
+	var behindAll []topicPartition
+	for tp, a := range answers {
+		switch {
+		case a.err != nil: // birthOf reports it
+		case a.offset < 0: // no record that young
+			behindAll = append(behindAll, tp)
+		default:
+			starts[tp] = a.offset
+		}
+	}
+	if len(behindAll) > 0 {
+		if answers, err = listSource(ctx, l.source, behindAll, latestOffset); err != nil {
+			return nil, err
+		}
+		for tp, a := range answers {
+			if a.err == nil {
+				starts[tp] = a.offset
+			}
+		}
+	}
+	return starts, nil
+}
+
+// looking is a look at the source's ends: one at a time, for all streams that want it.
+type looking struct {
+	wanted  map[*stream]bool
+	running bool
+	waiters []chan struct{} // closed after the next look of all streams
+}
+
+// look asks for a look at one stream's end.
+func (l *loop) look(s *stream) { l.looking.wanted[s] = true }
+
+func (l *loop) lookAll() {
+	for _, s := range l.streams {
+		l.look(s)
+	}
+}
+
+// startLook asks the source for the committed ends of the streams that want it.
+func (l *loop) startLook() {
+	if l.looking.running || len(l.looking.wanted) == 0 && len(l.looking.waiters) == 0 || l.stopping {
+		return
+	}
+	byTP := make(map[topicPartition]*stream, len(l.looking.wanted))
+	tps := make([]topicPartition, 0, len(l.looking.wanted))
+	for s := range l.looking.wanted {
+		if !s.removed {
+			byTP[s.topicPartition] = s
+			tps = append(tps, s.topicPartition)
+		}
+	}
+	waiters := l.looking.waiters
+	l.looking.waiters = nil
+	clear(l.looking.wanted)
+	l.looking.running = true
+	l.spawn(func(ctx context.Context) {
+		var answers map[topicPartition]offsetAnswer
+		var err error
+		if len(tps) > 0 {
+			answers, err = listSource(ctx, l.source, tps, latestOffset)
+		}
+		l.inbox.call(func() {
+			l.looking.running = false
+			l.looked(byTP, answers, err)
+			for _, w := range waiters {
+				close(w)
+			}
+		})
+	})
+}
+
+func (l *loop) looked(byTP map[topicPartition]*stream, answers map[topicPartition]offsetAnswer, err error) {
+	if l.sourceLost(err) {
+		l.timers.add(l.now.Add(l.sourceWait.next()), func() {
+			for _, s := range byTP {
+				if s.conn != nil && s.state == StateRecover {
+					l.look(s)
+				}
+			}
+		})
+		return
+	}
+	l.sourceWait.reset()
+	l.lookedAt = l.now
+	for tp, s := range byTP {
+		a, ok := answers[tp]
+		if s.removed {
+			continue
+		}
+		if !ok || a.err != nil {
+			if a.err != nil && isLeadership(a.err) {
+				l.refreshSoon()
+			}
+			if s.conn != nil && s.state == StateRecover {
+				l.timers.add(l.now.Add(200*time.Millisecond), func() { l.look(s) })
+			}
+			continue
+		}
+		l.sawEnd(s, a.offset)
+	}
+}
+
+// sawEnd takes the committed end of a stream's source log.
+func (l *loop) sawEnd(s *stream, end int64) {
+	s.sourceEnd = max(s.sourceEnd, end)
+	if s.conn == nil {
+		return
+	}
+	switch {
+	case s.state == StateRecover && s.next >= end:
+		s.linked = true
+		l.setState(s, StateLive, "")
+	case s.state == StateRecover:
+		l.catchUp(s)
+	case s.state == StateLive && s.next < end:
+		l.awaitHole(s) // the offer may be on its way
+	}
+}
+
+// holeGrace is how long a hole in what is offered may stay before it is read from the source.
+const holeGrace = 30 * time.Millisecond
+
+// awaitHole gives the offers that close a hole a moment to arrive.
+func (l *loop) awaitHole(s *stream) {
+	if s.holeTimer {
+		return
+	}
+	s.holeTimer = true
+	next := s.next
+	l.timers.add(l.now.Add(holeGrace), func() {
+		s.holeTimer = false
+		if s.removed || s.conn == nil || s.state != StateLive || s.next >= s.sourceEnd && len(s.early) == 0 {
+			return
+		}
+		if s.next > next { // it closed; another may have opened
+			l.awaitHole(s)
+			return
+		}
+		l.metrics.gaps.Inc()
+		if s.sawHole(l.now) {
+			l.becomeTail(s)
+			return
+		}
+		l.catchUp(s)
+	})
+}
+
+// isLeadership reports whether an error says that the metadata is old.
+func isLeadership(err error) bool {
+	for _, e := range []error{kerr.NotLeaderForPartition, kerr.LeaderNotAvailable, kerr.FencedLeaderEpoch, kerr.UnknownLeaderEpoch,
+		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID, kerr.KafkaStorageError, kerr.ReplicaNotAvailable} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

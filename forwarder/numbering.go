@@ -1,0 +1,86 @@
+package forwarder
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"sort"
+
+	"kmirror/protocol"
+)
+
+const (
+	sequenceBits = 30 // rule N2
+	sequenceMask = 1<<sequenceBits - 1
+	// ProducerIDBit is set in every producer ID of kmirror and never in one that a broker allocates (rule N1).
+	ProducerIDBit = 1 << 62
+)
+
+// identity names a stream: one source partition into one mirror partition (rule N1). A new generation is a new identity.
+type identity struct {
+	sourceCluster string
+	topicID       protocol.TopicID
+	partition     int32
+	mirrorTopicID protocol.TopicID
+	generation    int32
+}
+
+// producerID hashes the identity to 62 bits under a high bit that allocated IDs never reach.
+func (id identity) producerID() int64 {
+	b := make([]byte, 0, 128)
+	b = append(b, id.topicID[:]...)
+	b = append(b, id.mirrorTopicID[:]...)
+	b = binary.BigEndian.AppendUint32(b, uint32(id.partition))
+	b = binary.BigEndian.AppendUint32(b, uint32(id.generation))
+	b = append(b, id.sourceCluster...)
+	sum := sha256.Sum256(b)
+	return int64(binary.BigEndian.Uint64(sum[:8])&(ProducerIDBit-1) | ProducerIDBit)
+}
+
+// segment says that source offsets from source on have the positions from position on, up to the next segment.
+type segment struct {
+	source   int64
+	position int64
+}
+
+// numbering maps source offsets to positions, which become producer epoch and sequence on the mirror (rules N2, N3).
+//
+// Invariant: segments is not empty, ascending in both fields, and the first is the stream's birth.
+type numbering struct {
+	generation int32
+	producerID int64
+	segments   []segment
+}
+
+// birth is the first source offset of the stream.
+func (n *numbering) birth() int64 { return n.segments[0].source }
+
+// position of a source offset at or behind the birth.
+func (n *numbering) position(offset int64) int64 {
+	i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].source > offset })
+	s := n.segments[max(i-1, 0)]
+	return s.position + offset - s.source
+}
+
+// offset is the source offset at a position: behind a hole where the position is both a hole's start and its end.
+func (n *numbering) offset(position int64) int64 {
+	i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].position > position })
+	s := n.segments[max(i-1, 0)]
+	return s.source + position - s.position
+}
+
+// hasSegment reports whether a segment begins at a source offset.
+func (n *numbering) hasSegment(source int64) bool {
+	i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].source >= source })
+	return i < len(n.segments) && n.segments[i].source == source
+}
+
+// sequence splits a position into producer epoch and sequence. An epoch starts at sequence 0, as F2 wants.
+func sequence(position int64) (epoch int16, base int32) {
+	return int16(position >> sequenceBits), int32(position & sequenceMask)
+}
+
+// positionOf is the inverse of sequence.
+func positionOf(epoch int32, base int32) int64 { return int64(epoch)<<sequenceBits | int64(base) }
+
+// epochRoom is how many positions from position on share its epoch; a batch that is longer must be split there.
+func epochRoom(position int64) int64 { return sequenceMask + 1 - position&sequenceMask }

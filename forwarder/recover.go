@@ -1,0 +1,414 @@
+package forwarder
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"kmirror/protocol"
+)
+
+// errPositionUnknown says that neither the mirror's log nor the birth record tells where a stream stands (rule R4).
+var errPositionUnknown = errors.New("position unknown: the mirror's log doesn't show where this stream stands; an operator must decide")
+
+// recoverJob is what recovery needs of a stream, copied, so that it runs beside the loop.
+type recoverJob struct {
+	stream  *stream // a token here: only the loop looks inside
+	tp      topicPartition
+	id      identity
+	ask     question
+	stored  checkpoint
+	have    bool // stored was read and is of this mirror topic
+	twice   bool // W2: two answers two seconds apart must agree
+	gen     generationAsk
+	start   Start
+	startAt time.Time
+}
+
+// recovered is where a stream goes on.
+type recovered struct {
+	job       *recoverJob
+	numbering numbering
+	standing  standing
+	next      int64 // source offset
+	fresh     bool  // never appended anything: nothing can be on its way
+	stored    checkpoint
+	err       error
+	failed    bool // err needs a person
+}
+
+// recover queues a stream for recovery on its link. Safe to call at any time: it does nothing where recovery can't or needn't start.
+func (l *loop) recover(s *stream) {
+	if s.removed || s.recovering || s.conn != nil || s.unanswered > 0 || l.stopping || l.now.Before(s.retryAt) {
+		return
+	}
+	if s.mirrorLeader.leader < 0 {
+		l.setState(s, StatePaused, "the mirror partition has no leader")
+		l.refreshSoon()
+		s.retryAt = l.now.Add(time.Second)
+		l.timers.add(s.retryAt, func() { l.recover(s) })
+		return
+	}
+	s.recovering = true
+	if s.state != StateFailed && s.state != StatePaused {
+		l.setState(s, StateRecover, "")
+	}
+	k := l.linkFor(s)
+	k.waiting = append(k.waiting, s)
+	l.dirty[k] = true
+}
+
+const recoverBatch = 500
+
+// startRecovery resolves what waits for a link, as one batch.
+func (l *loop) startRecovery(k *link) {
+	if len(k.waiting) == 0 || k.recovering {
+		return
+	}
+	if k.conn == nil {
+		l.connect(k)
+		return
+	}
+	n := min(len(k.waiting), recoverBatch)
+	jobs := make([]*recoverJob, 0, n)
+	for _, s := range k.waiting[:n] {
+		if s.removed {
+			s.recovering = false
+			continue
+		}
+		jobs = append(jobs, l.recoverJob(s))
+	}
+	k.waiting = append(k.waiting[:0], k.waiting[n:]...)
+	if len(jobs) == 0 {
+		return
+	}
+	k.recovering = true
+	c := k.conn
+	l.spawn(func(ctx context.Context) {
+		results := l.recoverAll(ctx, c, jobs)
+		l.inbox.call(func() {
+			k.recovering = false
+			l.dirty[k] = true
+			for i := range results {
+				l.recovered(k, c, &results[i])
+			}
+		})
+	})
+}
+
+func (l *loop) recoverJob(s *stream) *recoverJob {
+	id := identity{sourceCluster: l.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+	return &recoverJob{
+		stream: s, tp: s.topicPartition, id: id, stored: s.stored,
+		have:  s.haveStored,
+		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
+		twice: s.askTwice, gen: s.askGen, start: l.opts.Start, startAt: l.opts.StartTimestamp,
+	}
+}
+
+// recoverAll runs beside the loop: births read, positions resolved, new streams born, checkpoints written. One answer for each job.
+func (l *loop) recoverAll(ctx context.Context, c *conn, jobs []*recoverJob) []recovered {
+	ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
+	defer cancel()
+	results := make([]recovered, len(jobs))
+	for i, job := range jobs {
+		results[i].job = job
+	}
+	failAll := func(err error) []recovered {
+		for i := range results {
+			results[i].err = err
+		}
+		return results
+	}
+	if err := l.registry.refresh(ctx); err != nil {
+		return failAll(err)
+	}
+	for i := range results {
+		l.lookUp(&results[i])
+	}
+	if err := l.resolveAll(ctx, c, results); err != nil {
+		return failAll(err)
+	}
+	if err := l.bear(ctx, results); err != nil {
+		return failAll(err)
+	}
+	if err := l.commitFirst(ctx, results); err != nil {
+		return failAll(err)
+	}
+	return results
+}
+
+// lookUp finds a stream's numbering; without a birth record its producer ID is that of generation 0.
+func (l *loop) lookUp(r *recovered) {
+	n, ok := l.registry.lookUp(r.job.id)
+	if !ok {
+		n = numbering{producerID: r.job.id.producerID()}
+	}
+	r.numbering = n
+	r.job.ask.producerID = n.producerID
+}
+
+func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) error {
+	res := resolver{conn: c}
+	questions := make([]question, len(results))
+	twice := false
+	for i := range results {
+		questions[i] = results[i].job.ask
+		twice = twice || results[i].job.twice
+	}
+	answers, err := res.ask(ctx, questions)
+	if err != nil {
+		return err
+	}
+	for i := range results {
+		l.settle(ctx, &res, &results[i], answers[i])
+	}
+	if !twice {
+		return nil
+	}
+	sleep(ctx, 2*time.Second) // W2
+	if answers, err = res.ask(ctx, questions); err != nil {
+		return err
+	}
+	for i := range results {
+		r := &results[i]
+		if !r.job.twice || r.err != nil {
+			continue
+		}
+		first := r.standing
+		l.settle(ctx, &res, r, answers[i])
+		if r.err == nil && (first.found != r.standing.found || first.position != r.standing.position) {
+			r.err = errors.New("the position on the mirror still moves")
+		}
+	}
+	return nil
+}
+
+// settle turns an answer into a position, scanning the log where the broker doesn't know our producer.
+func (l *loop) settle(ctx context.Context, res *resolver, r *recovered, a answer) {
+	r.standing, r.err = a.standing, a.err
+	if r.err != nil || r.standing.known {
+		return
+	}
+	from := l.scanFrom(ctx, res, r)
+	if err := res.scan(ctx, r.job.ask, from, &r.standing); err != nil {
+		r.err = err
+	}
+}
+
+// scanFrom is where the scan starts (R2): the checkpoint's batch, if it is still there and ours, else the log's start.
+func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 {
+	st, at := &r.standing, r.job.stored.mirrorOffset
+	if !r.job.have || at < st.logStart || at >= st.logEnd || r.job.stored.generation != r.numbering.generation {
+		return st.logStart
+	}
+	ours := false
+	err := res.batchAt(ctx, r.job.ask, at, func(b protocol.Batch) {
+		end := positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + int64(b.RecordCount())
+		ours = b.BaseOffset() == at && b.ProducerID() == r.job.ask.producerID && end <= r.job.stored.position
+	})
+	if err == nil && ours {
+		return at
+	}
+	return st.logStart
+}
+
+// bear gives new streams their birth and opens new generations, all in one write, and computes where each stream goes on.
+func (l *loop) bear(ctx context.Context, results []recovered) error {
+	starts, err := l.startOffsets(ctx, results)
+	if err != nil {
+		return err
+	}
+	var births []segmentRecord
+	for i := range results {
+		r := &results[i]
+		if r.err != nil {
+			continue
+		}
+		if birth, ok := l.birthOf(r, starts); ok {
+			births = append(births, birth)
+		}
+	}
+	if len(births) > 0 {
+		if err := l.registry.adopt(ctx, births); err != nil {
+			return err
+		}
+	}
+	for i := range results {
+		r := &results[i]
+		if r.err != nil {
+			continue
+		}
+		before := r.numbering.generation
+		if n, ok := l.registry.lookUp(r.job.id); ok {
+			r.numbering = n
+		}
+		if r.numbering.generation != before {
+			r.standing.found, r.standing.known = false, false
+		}
+		l.goOn(r)
+	}
+	return nil
+}
+
+// birthOf returns the record that a stream needs before its first append: its birth, or a new generation.
+func (l *loop) birthOf(r *recovered, starts map[topicPartition]int64) (segmentRecord, bool) {
+	rec := segmentRecord{
+		Topic: r.job.tp.topic, TopicID: hex.EncodeToString(r.job.id.topicID[:]), Partition: r.job.id.partition,
+		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Birth: true,
+	}
+	if len(r.numbering.segments) == 0 {
+		start, ok := starts[r.job.tp]
+		switch {
+		case r.standing.found:
+			// The segments topic was lost; the log speaks for a stream whose position is its source offset (N2, R4).
+			start = r.standing.position
+		case r.job.have:
+			r.err, r.failed = errPositionUnknown, true
+			return rec, false
+		case !ok:
+			r.err = fmt.Errorf("source gave no start offset")
+			return rec, false
+		}
+		rec.Source, rec.Position = start, start
+		return rec, true
+	}
+	if !r.job.gen.wanted {
+		return rec, false
+	}
+	rec.Generation, rec.Source, rec.Position = r.numbering.generation+1, r.job.gen.source, 0
+	if r.standing.known && r.standing.position != r.numbering.position(r.job.gen.source) {
+		return rec, false // the broker knows us after all: another owner went on
+	}
+	return rec, true
+}
+
+// goOn computes the next source offset (rules R3, R4).
+func (l *loop) goOn(r *recovered) {
+	st := &r.standing
+	if len(r.numbering.segments) == 0 {
+		r.err = errors.New("the birth record didn't come back from the segments topic")
+		return
+	}
+	birth, stored := r.numbering.segments[0], &r.job.stored
+	have := r.job.have && stored.generation == r.numbering.generation
+	switch {
+	case st.found:
+		r.next = r.numbering.offset(st.position)
+	case r.job.have && !have:
+		r.next, r.fresh = birth.source, true // a generation without a checkpoint: nothing of it was ever sent (R6)
+	case have && stored.mirrorEnd >= st.logStart && stored.mirrorEnd <= st.logEnd:
+		// All that was appended since the checkpoint is still in the log, and nothing of it is ours.
+		r.next, r.fresh = stored.next, stored.mirrorOffset < 0
+	case st.logStart == 0:
+		r.next, r.fresh = birth.source, !have // nothing was ever sent, or the mirror lost everything
+	case have && stored.mirrorEnd == stored.next && st.logStart == st.logEnd:
+		r.next = st.logStart // equal offsets, everything deleted
+	default:
+		r.err, r.failed = errPositionUnknown, true
+	}
+	if r.err == nil && st.found && r.job.have && r.next < r.job.stored.next && r.job.stored.generation == r.numbering.generation {
+		l.log.Warn("the mirror lost its log's end; reading it from the source again", zap.String("topic", r.job.tp.topic),
+			zap.Int32("partition", r.job.tp.partition), zap.Int64("from", r.next), zap.Int64("to", r.job.stored.next))
+	}
+}
+
+// commitFirst writes the checkpoints before the first appends (R6).
+func (l *loop) commitFirst(ctx context.Context, results []recovered) error {
+	var commits []commit
+	for i := range results {
+		r := &results[i]
+		if r.err != nil {
+			continue
+		}
+		c := checkpoint{
+			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation, position: r.numbering.position(r.next),
+			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, sourceEpoch: -1, owner: l.self,
+		}
+		if old := r.job.stored; r.job.have && old.generation == c.generation {
+			c.sourceEpoch, c.mirrorOffset = old.sourceEpoch, old.mirrorOffset
+		}
+		if r.standing.found && c.mirrorOffset < 0 {
+			c.mirrorOffset = r.standing.logStart // no batch of ours is known by its offset: a scan starts at the log's start
+		}
+		r.stored = c
+		commits = append(commits, commit{topicPartition: r.job.tp, topicID: r.job.id.topicID, checkpoint: c})
+	}
+	return l.group.commit(ctx, commits)
+}
+
+// recovered starts a stream's session on the connection that resolved it.
+func (l *loop) recovered(k *link, c *conn, r *recovered) {
+	s := r.job.stream
+	s.recovering = false
+	if s.removed || l.stopping {
+		l.drained(s)
+		return
+	}
+	if r.err != nil {
+		if isLeadership(r.err) {
+			l.refreshSoon()
+		}
+		if r.failed {
+			l.setState(s, StateFailed, r.err.Error())
+			s.retryAt = l.now.Add(10 * time.Second)
+			l.timers.add(s.retryAt, func() { l.recover(s) })
+			return
+		}
+		l.retryLater(s, s.wait.next(), r.err)
+		return
+	}
+	if k.conn != c || s.mirrorLeader.leader != k.broker || s.mirrorLeader.epoch != r.job.ask.epoch {
+		l.retryLater(s, s.wait.next(), errLeader)
+		return
+	}
+	l.openSession(s, k, r)
+}
+
+func (l *loop) openSession(s *stream, k *link, r *recovered) {
+	s.link, s.conn = k, k.conn
+	s.session++
+	s.numbering = r.numbering
+	s.next, s.acked, s.mirrorEnd, s.holeFrom = r.next, r.next, r.standing.logEnd, -1
+	s.solo = true
+	s.lastOld = r.standing.found && s.old(r.standing.timestamp, l.now)
+	s.stateFresh = r.fresh || r.standing.known && !s.lastOld
+	if r.job.twice {
+		s.doubt, s.askTwice = false, false
+	}
+	s.quiet = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
+	s.askGen = generationAsk{}
+	s.stored, s.haveStored = r.stored, true
+	s.uncommitted, s.lastBatchAt = false, r.stored.mirrorOffset
+	s.recent, s.recentAt = nil, 0
+	s.linked, s.tail, s.holes = false, false, nil
+	l.setState(s, StateRecover, "")
+	s.accepting.Store(true)
+	l.look(s)
+}
+
+// foreignPending reports whether another process's requests may still arrive (W3).
+func (s *stream) foreignPending(now time.Time, wait time.Duration) bool {
+	return s.foreign && now.Sub(s.foreignFrom) < wait
+}
+
+// seekQuiet makes a stream wait until nothing of an earlier session can arrive (rule S5). Only what has no compare-and-append waits.
+func (l *loop) seekQuiet(s *stream) {
+	if s.foreignPending(l.now, l.takeoverWait) {
+		until := s.foreignFrom.Add(l.takeoverWait)
+		l.endSession(s, nil)
+		l.setState(s, StatePaused, "old records taken over without a hand-over; waiting until "+until.UTC().Format(time.RFC3339)+
+			", when no request of the last owner can arrive any more")
+		s.retryAt = until
+		l.timers.add(until, func() { l.recover(s) })
+		return
+	}
+	l.endSession(s, nil)
+	s.askTwice = true // W2
+	s.retryAt = l.now
+	l.recover(s)
+}

@@ -1,0 +1,251 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/protocol"
+)
+
+// standing is what the mirror's log says of a stream.
+type standing struct {
+	logStart, logEnd int64
+	known            bool  // the broker has producer state of ours
+	found            bool  // known, or a batch of ours was found in the log
+	position         int64 // behind our last batch, if found
+	timestamp        int64 // max timestamp of our last batch in ms, if found
+}
+
+// resolver asks one mirror broker, on one connection, where streams stand (rules R1, R2). It holds no state of its own.
+type resolver struct {
+	conn *conn
+}
+
+// question names a mirror partition and the leader epoch that the answer must be of.
+type question struct {
+	topic      string
+	topicID    protocol.TopicID
+	partition  int32
+	epoch      int32
+	producerID int64
+}
+
+type answer struct {
+	standing
+	committed bool // the high watermark has reached logEnd
+	err       error
+}
+
+// ask resolves what producer state can tell: DescribeProducers first, then the log's ends at the known leader epoch, on the same
+// connection (R1). F5: DescribeProducers alone is answered by any replica.
+func (r *resolver) ask(ctx context.Context, questions []question) ([]answer, error) {
+	answers := make([]answer, len(questions))
+	if err := r.describe(ctx, questions, answers); err != nil {
+		return nil, err
+	}
+	if err := r.listOffsets(ctx, questions, answers, -2, -1, func(a *answer, offset int64) { a.logStart = offset }); err != nil {
+		return nil, err
+	}
+	// F6: replica ID -2 is told the log's end, a consumer the high watermark.
+	if err := r.listOffsets(ctx, questions, answers, -1, -2, func(a *answer, offset int64) { a.logEnd = offset }); err != nil {
+		return nil, err
+	}
+	return answers, r.awaitHighWatermark(ctx, questions, answers)
+}
+
+// awaitHighWatermark waits a moment until the log ends that were seen are committed (R2); where they aren't, the stream is put off.
+func (r *resolver) awaitHighWatermark(ctx context.Context, questions []question, answers []answer) error {
+	for range 20 {
+		behind := false
+		err := r.listOffsets(ctx, questions, answers, -1, -1, func(a *answer, offset int64) {
+			a.committed = offset >= a.logEnd
+			behind = behind || !a.committed
+		})
+		if err != nil || !behind {
+			return err
+		}
+		sleep(ctx, 50*time.Millisecond)
+	}
+	for i := range answers {
+		if answers[i].err == nil && !answers[i].committed {
+			answers[i].err = errBelowEnd
+		}
+	}
+	return nil
+}
+
+var errBelowEnd = errors.New("the mirror's high watermark is below its log end: an append isn't replicated yet")
+
+func (r *resolver) describe(ctx context.Context, questions []question, answers []answer) error {
+	req := kmsg.NewPtrDescribeProducersRequest()
+	at := map[string]int{}
+	for _, q := range questions {
+		i, ok := at[q.topic]
+		if !ok {
+			i = len(req.Topics)
+			at[q.topic] = i
+			req.Topics = append(req.Topics, kmsg.DescribeProducersRequestTopic{Topic: q.topic})
+		}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, q.partition)
+	}
+	kresp, buf, err := r.conn.request(ctx, req, 0)
+	if errors.Is(err, kerr.UnsupportedVersion) {
+		return nil // before Kafka 2.8: unknown, so the log is scanned
+	}
+	if err != nil {
+		return err
+	}
+	defer buf.Release()
+	find := indexQuestions(questions)
+	for _, t := range kresp.(*kmsg.DescribeProducersResponse).Topics {
+		for _, p := range t.Partitions {
+			i, ok := find[topicPartition{t.Topic, p.Partition}]
+			if !ok {
+				continue
+			}
+			if answers[i].err = kerr.ErrorForCode(p.ErrorCode); answers[i].err != nil {
+				continue
+			}
+			for _, active := range p.ActiveProducers {
+				if active.ProducerID == questions[i].producerID && active.LastSequence >= 0 {
+					answers[i].known, answers[i].found = true, true
+					answers[i].position = positionOf(active.ProducerEpoch, active.LastSequence) + 1
+					answers[i].timestamp = active.LastTimestamp
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func indexQuestions(questions []question) map[topicPartition]int {
+	m := make(map[topicPartition]int, len(questions))
+	for i, q := range questions {
+		m[topicPartition{q.topic, q.partition}] = i
+	}
+	return m
+}
+
+func (r *resolver) listOffsets(ctx context.Context, questions []question, answers []answer, timestamp int64, replica int32, into func(*answer, int64)) error {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID = replica
+	at := map[string]int{}
+	for i, q := range questions {
+		if answers[i].err != nil {
+			continue
+		}
+		j, ok := at[q.topic]
+		if !ok {
+			j = len(req.Topics)
+			at[q.topic] = j
+			t := kmsg.NewListOffsetsRequestTopic()
+			t.Topic = q.topic
+			req.Topics = append(req.Topics, t)
+		}
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Partition, p.Timestamp, p.CurrentLeaderEpoch = q.partition, timestamp, q.epoch
+		req.Topics[j].Partitions = append(req.Topics[j].Partitions, p)
+	}
+	if len(req.Topics) == 0 {
+		return nil
+	}
+	kresp, buf, err := r.conn.request(ctx, req, 7) // 7: before that, nothing newer is needed
+	if err != nil {
+		return err
+	}
+	defer buf.Release()
+	find := indexQuestions(questions)
+	for _, t := range kresp.(*kmsg.ListOffsetsResponse).Topics {
+		for _, p := range t.Partitions {
+			i, ok := find[topicPartition{t.Topic, p.Partition}]
+			if !ok {
+				continue
+			}
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				answers[i].err = err
+				continue
+			}
+			into(&answers[i], p.Offset)
+		}
+	}
+	return nil
+}
+
+// scan looks for our last batch in [from, logEnd) of the mirror partition, through the batches' headers (R2).
+func (r *resolver) scan(ctx context.Context, q question, from int64, st *standing) error {
+	for offset := max(from, st.logStart); offset < st.logEnd; {
+		next := offset
+		err := r.fetch(ctx, q, offset, func(b protocol.Batch) {
+			next = max(next, b.EndOffset())
+			if b.ProducerID() == q.producerID && !b.Control() {
+				st.found = true
+				st.position = positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + int64(b.RecordCount())
+				st.timestamp = b.MaxTimestamp()
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if next == offset {
+			return fmt.Errorf("mirror log of topic %s partition %d gives nothing at offset %d below its end %d", q.topic, q.partition, offset, st.logEnd)
+		}
+		offset = next
+	}
+	return nil
+}
+
+// batchAt returns the base offset, CRC, producer ID and end position of the batch that holds offset, through visit; not called if nothing is
+// there.
+func (r *resolver) batchAt(ctx context.Context, q question, offset int64, visit func(protocol.Batch)) error {
+	first := true
+	return r.fetch(ctx, q, offset, func(b protocol.Batch) {
+		if first && b.EndOffset() > offset {
+			first = false
+			visit(b)
+		}
+	})
+}
+
+const scanBytes = 4 << 20
+
+// fetch reads once from offset on and visits each whole batch.
+func (r *resolver) fetch(ctx context.Context, q question, offset int64, visit func(protocol.Batch)) error {
+	req := kmsg.NewPtrFetchRequest()
+	req.ReplicaID, req.MaxWaitMillis, req.MinBytes, req.MaxBytes, req.SessionEpoch = -1, int32((100 * time.Millisecond).Milliseconds()), 1, scanBytes, -1
+	p := kmsg.NewFetchRequestTopicPartition()
+	p.Partition, p.FetchOffset, p.CurrentLeaderEpoch, p.PartitionMaxBytes = q.partition, offset, q.epoch, scanBytes
+	t := kmsg.NewFetchRequestTopic()
+	t.Topic, t.TopicID, t.Partitions = q.topic, q.topicID, []kmsg.FetchRequestTopicPartition{p}
+	req.Topics = append(req.Topics, t)
+	kresp, buf, err := r.conn.request(ctx, req, maxFetchVersion)
+	if err != nil {
+		return err
+	}
+	defer buf.Release()
+	resp := kresp.(*kmsg.FetchResponse)
+	if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+		return err
+	}
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
+				return err
+			}
+			for rest := p.RecordBatches; len(rest) > 0; {
+				var b protocol.Batch
+				if b, rest, err = protocol.ParseBatch(rest); errors.Is(err, protocol.ErrIncomplete) {
+					break
+				} else if err != nil {
+					return err
+				}
+				visit(b)
+			}
+		}
+	}
+	return nil
+}

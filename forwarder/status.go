@@ -1,0 +1,169 @@
+package forwarder
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+
+	"kmirror/protocol"
+)
+
+// Status is a snapshot; before and after Run it is empty but for the name.
+func (f *Forwarder) Status() Status {
+	status := Status{Name: f.opts.Name, Group: "kmirror." + f.opts.Name, Streams: []StreamStatus{}}
+	l := f.loop.Load()
+	if l == nil {
+		return status
+	}
+	done := make(chan Status, 1)
+	f.inbox.call(func() {
+		l.fillStatus(&status)
+		done <- status
+	})
+	select {
+	case status = <-done:
+		return status
+	case <-f.ended:
+		return Status{Name: f.opts.Name, Group: status.Group, Streams: []StreamStatus{}}
+	}
+}
+
+func (l *loop) fillStatus(status *Status) {
+	status.Member = l.group.mayAct()
+	status.SourceID, status.MirrorID = l.sourceView.clusterID, l.mirrorView.clusterID
+	status.CaughtUp = status.Member && len(l.sourceView.brokers) > 0 && !l.sourceDown && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
+	for _, s := range l.streams {
+		x := s.status()
+		status.CaughtUp = status.CaughtUp && x.LagRecords == 0
+		status.Streams = append(status.Streams, x)
+	}
+	for tp, why := range l.unmet {
+		status.Streams = append(status.Streams, StreamStatus{
+			Topic: tp.topic, Partition: tp.partition, State: StatePaused.String(), Reason: why, SourceEnd: -1, Next: -1, MirrorOffset: -1, LagRecords: -1,
+		})
+	}
+	slices.SortFunc(status.Streams, func(a, b StreamStatus) int {
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+	})
+}
+
+func (s *stream) status() StreamStatus {
+	x := StreamStatus{
+		Topic: s.topic, Partition: s.index, State: s.state.String(), Reason: s.reason,
+		SourceEnd: s.sourceEnd, Next: s.acked, MirrorOffset: s.mirrorEnd, LagRecords: -1, LostRecords: s.lost,
+	}
+	if s.acked < 0 && s.haveStored {
+		x.Next, x.MirrorOffset = s.stored.next, s.stored.mirrorEnd
+	}
+	if x.SourceEnd >= 0 && x.Next >= 0 {
+		x.LagRecords = max(0, x.SourceEnd-x.Next)
+	}
+	return x
+}
+
+// fetchCheckpoints reads all that the group committed. It runs beside the loop.
+func (g *group) fetchCheckpoints(ctx context.Context) (map[topicPartition]checkpoint, error) {
+	req := kmsg.NewPtrOffsetFetchRequest()
+	req.Group, req.RequireStable = g.name, true
+	of := kmsg.NewOffsetFetchRequestGroup()
+	of.Group = g.name
+	req.Groups = append(req.Groups, of)
+	resp, err := req.RequestWith(ctx, g.client)
+	if err != nil {
+		return nil, fmt.Errorf("OffsetFetch: %w", err)
+	}
+	if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+		return nil, fmt.Errorf("OffsetFetch: %w", err)
+	}
+	stored := map[topicPartition]checkpoint{}
+	keep := func(topic string, partition int32, offset int64, metadata *string, code int16) error {
+		if err := kerr.ErrorForCode(code); err != nil {
+			return fmt.Errorf("OffsetFetch: topic %s partition %d: %w", topic, partition, err)
+		}
+		if metadata == nil || offset < 0 {
+			return nil
+		}
+		c, ok := parseCheckpoint(offset, *metadata)
+		if ok {
+			stored[topicPartition{topic, partition}] = c
+		} else {
+			g.log.Warn("committed offset isn't a checkpoint of kmirror's; ignored", zap.String("topic", topic), zap.Int32("partition", partition))
+		}
+		return nil
+	}
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			if err := keep(t.Topic, p.Partition, p.Offset, p.Metadata, p.ErrorCode); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, of := range resp.Groups {
+		if err := kerr.ErrorForCode(of.ErrorCode); err != nil {
+			return nil, fmt.Errorf("OffsetFetch: %w", err)
+		}
+		for _, t := range of.Topics {
+			for _, p := range t.Partitions {
+				if err := keep(t.Topic, p.Partition, p.Offset, p.Metadata, p.ErrorCode); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return stored, nil
+}
+
+// checkGap reads the headers of what lies between two appends of ours: others' writes are left alone, ours would mean that another
+// owner numbered differently (rule S4).
+func (l *loop) checkGap(s *stream, from, to int64) {
+	c, q, session := s.conn, l.questionOf(s), s.session
+	l.spawn(func(ctx context.Context) {
+		st := standing{logStart: from, logEnd: to}
+		err := (&resolver{conn: c}).scan(ctx, q, from, &st)
+		if err != nil || !st.found {
+			return // what can't be read is gone, or the session with it
+		}
+		l.inbox.call(func() {
+			if s.session == session && !s.removed {
+				l.log.Error("a batch of this stream stands where none was sent", s.logFields(zap.Int64("mirror_from", from), zap.Int64("mirror_to", to))...)
+				l.fail(s, fmt.Errorf("a batch of this stream stands at mirror offsets [%d, %d), where none was sent", from, to), time.Minute)
+			}
+		})
+	})
+}
+
+// checkStored compares the batch that the mirror says it already had with the one that was sent (rule S4).
+func (l *loop) checkStored(s *stream, e *entry, baseOffset int64) {
+	c, q, crc, base := l.connOf(s), l.questionOf(s), e.batch.CRC(), e.base
+	if c == nil {
+		return
+	}
+	l.spawn(func(ctx context.Context) {
+		differs := false
+		err := (&resolver{conn: c}).batchAt(ctx, q, baseOffset, func(b protocol.Batch) {
+			differs = b.ProducerID() == q.producerID && b.CRC() != crc
+		})
+		if err != nil || !differs {
+			return
+		}
+		l.inbox.call(func() {
+			l.log.Error("mirror holds other bytes for this batch", s.logFields(zap.Int64("source_offset", base), zap.Int64("mirror_offset", baseOffset))...)
+			if !s.removed {
+				l.fail(s, fmt.Errorf("mirror offset %d holds other bytes than source offset %d", baseOffset, base), time.Minute)
+			}
+		})
+	})
+}
+
+func (l *loop) questionOf(s *stream) question {
+	return question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch, producerID: s.producerID}
+}
+
+// connOf returns a connection to the stream's mirror leader, nil if there is none now.
+func (l *loop) connOf(s *stream) *conn { return l.linkFor(s).conn }

@@ -56,7 +56,7 @@ type SASL struct {
 // Proxy is what producers and consumers connect to.
 type Proxy struct {
 	Listen      string      `koanf:"listen" help:"address of the bootstrap listener, host:port"`
-	Advertise   string      `koanf:"advertise" help:"host that clients are told; default: the listener's"`
+	Advertise   string      `koanf:"advertise" help:"host that clients are told; default: the listener's, or on all addresses the one that the client came to"`
 	BrokerPorts BrokerPorts `koanf:"broker_ports"`
 	TLS         ServerTLS   `koanf:"tls"`
 	Limits      Limits      `koanf:"limits"`

@@ -111,7 +111,6 @@ func TestMistakesAreNamed(t *testing.T) {
 		"IPv6 bare":         {text: minimal, args: []string{"--source=fe80::1:9092:x"}, want: []string{`source.bootstrap[0]: want an IPv6 address in brackets, [::1]:9092, got "fe80::1:9092:x"`}},
 		"scheme":            {text: minimal, args: []string{"--source=PLAINTEXT://a:1"}, want: []string{`source.bootstrap[0]: want host:port without PLAINTEXT://, got "PLAINTEXT://a:1"`}},
 		"same cluster":      {text: minimal, args: []string{"--mirror=a:9092"}, want: []string{"mirror.bootstrap[0]: a:9092 is a server of the source too"}},
-		"listen everywhere": {text: minimal, args: []string{"--listen=0.0.0.0:9092"}, want: []string{"proxy.advertise: missing: 0.0.0.0:9092 listens on every address, say which host clients are told"}},
 		"internal topic":    {text: minimal, args: []string{"--topics=__consumer_offsets"}, want: []string{"topics.include[0]: __consumer_offsets is internal; topics that start with __ are never mirrored"}},
 		"bad topic":         {text: minimal, args: []string{"--topics=a*"}, want: []string{`topics.include[0]: "a*" is no topic name; a regular expression stands between slashes`}},
 		"unknown choice":    {text: minimal + "topics: {on_recreate: ask}", want: []string{`topics.on_recreate: want append, stop, got "ask"`}},

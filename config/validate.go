@@ -125,9 +125,6 @@ func (x Proxy) check(p *Problems) {
 	if host := strings.Trim(x.Advertise, "[]"); strings.Contains(host, ":") && net.ParseIP(host) == nil {
 		p.add("proxy.advertise", "want a host without a port, got %q", x.Advertise)
 	}
-	if x.Advertise == "" && listensEverywhere(x.Listen) {
-		p.add("proxy.advertise", "missing: %s listens on every address, say which host clients are told", x.Listen)
-	}
 	if x.BrokerPorts.Base < 0 || x.BrokerPorts.Base > 65535 {
 		p.add("proxy.broker_ports.base", "want 0 to 65535, got %d", x.BrokerPorts.Base)
 	}
@@ -208,15 +205,6 @@ func checkAddress(p *Problems, path, address string) {
 			p.add(path, "want a port from 1 to 65535, got %q", port)
 		}
 	}
-}
-
-func listensEverywhere(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
 func checkPair(p *Problems, path, certFile, keyFile string) {

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"kmirror/config"
+	"kmirror/forwarder"
+)
+
+const dialTimeout = 5 * time.Second
+
+// clusterOptions turns the settings of a cluster into what the forwarder takes.
+func clusterOptions(c config.Cluster) (forwarder.ClusterOptions, error) {
+	tlsConfig, err := clientTLS(c.TLS)
+	return forwarder.ClusterOptions{Seeds: c.Bootstrap, TLS: tlsConfig, SASL: mechanisms(c.SASL)}, err
+}
+
+// clientOptions turns them into options of a franz-go client.
+func clientOptions(clientID string, c forwarder.ClusterOptions) []kgo.Opt {
+	opts := []kgo.Opt{
+		kgo.SeedBrokers(c.Seeds...),
+		kgo.ClientID(clientID),
+		kgo.DisableClientMetrics(),
+		kgo.DialTimeout(dialTimeout),
+	}
+	if c.TLS != nil {
+		opts = append(opts, kgo.DialTLSConfig(c.TLS))
+	}
+	if len(c.SASL) > 0 {
+		opts = append(opts, kgo.SASL(c.SASL...))
+	}
+	return opts
+}
+
+// clientTLS returns nil for a plain connection.
+func clientTLS(c config.ClientTLS) (*tls.Config, error) {
+	if !c.Enabled {
+		return nil, nil
+	}
+	result := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
+	if c.CAFile != "" {
+		pool, err := certPool(c.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		result.RootCAs = pool
+	}
+	if c.CertFile != "" {
+		pair, err := newKeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, err
+		}
+		result.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.current(), nil }
+	}
+	return result, nil
+}
+
+// serverTLS returns nil for plain listeners.
+func serverTLS(c config.ServerTLS) (*tls.Config, error) {
+	if c.CertFile == "" {
+		return nil, nil
+	}
+	pair, err := newKeyPair(c.CertFile, c.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	result := &tls.Config{
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.current(), nil },
+		MinVersion:     tls.VersionTLS12,
+	}
+	if c.ClientCAFile != "" {
+		if result.ClientCAs, err = certPool(c.ClientCAFile); err != nil {
+			return nil, err
+		}
+		result.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	return result, nil
+}
+
+func certPool(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s: no PEM certificate in it", file)
+	}
+	return pool, nil
+}
+
+// mechanisms returns the SASL mechanism of c, or none. Files are read at each log-in, so that a changed secret is taken up.
+func mechanisms(c config.SASL) []sasl.Mechanism {
+	switch c.Mechanism {
+	case "PLAIN":
+		return []sasl.Mechanism{plain.Plain(func(context.Context) (plain.Auth, error) {
+			password, err := secret(c.Password, c.PasswordFile)
+			return plain.Auth{User: c.Username, Pass: password}, err
+		})}
+	case "SCRAM-SHA-256":
+		return []sasl.Mechanism{scram.Sha256(func(context.Context) (scram.Auth, error) { return scramAuth(c) })}
+	case "SCRAM-SHA-512":
+		return []sasl.Mechanism{scram.Sha512(func(context.Context) (scram.Auth, error) { return scramAuth(c) })}
+	case "OAUTHBEARER":
+		return []sasl.Mechanism{oauth.Oauth(func(context.Context) (oauth.Auth, error) {
+			token, err := secret(c.Token, c.TokenFile)
+			return oauth.Auth{Token: token}, err
+		})}
+	}
+	return nil
+}
+
+func scramAuth(c config.SASL) (scram.Auth, error) {
+	password, err := secret(c.Password, c.PasswordFile)
+	return scram.Auth{User: c.Username, Pass: password}, err
+}
+
+// secret returns the secret itself or what its file holds, without the line end that editors add.
+func secret(value config.Secret, file string) (string, error) {
+	if file == "" {
+		return string(value), nil
+	}
+	text, err := os.ReadFile(file)
+	return strings.TrimRight(string(text), "\r\n"), err
+}
+
+// dialProbe opens and closes a TCP connection.
+func dialProbe(ctx context.Context, address string) error {
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"kmirror/config"
+	"kmirror/forwarder"
+	"kmirror/internal/admin"
+	"kmirror/proxy"
+)
+
+func newProxyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "proxy", Short: "Run the proxy and the mirror, as roles says", Args: cobra.NoArgs,
+		Example: "  kmirror proxy --source a:9092 --mirror c:9092 --listen 127.0.0.1:9192\n  kmirror proxy --config kmirror.yaml",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			settings, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			log, err := newLogger(settings.Log)
+			if err != nil {
+				return err
+			}
+			return runInstance(cmd.Context(), settings, log, nil)
+		},
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// instance is one running kmirror process: its parts, each nil where its role isn't played.
+type instance struct {
+	settings config.Config
+	log      *zap.Logger
+	registry *prometheus.Registry
+	proxy    *proxy.Server
+	mirror   *forwarder.Forwarder
+	admin    *admin.Server
+
+	mirrorFailure atomic.Pointer[string] // why the mirror ended while the proxy goes on
+}
+
+// runInstance runs what settings say until ctx ends. more, if not nil, names further parts, which stop before kmirror's own.
+func runInstance(ctx context.Context, settings config.Config, log *zap.Logger, more func(*instance) []part) error {
+	x := &instance{settings: settings, log: log, registry: prometheus.NewRegistry()}
+	x.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	lister, err := x.build()
+	if err != nil {
+		return errors.Join(err, x.discard())
+	}
+	defer lister.Close()
+	log.Info("kmirror starts", zap.String("version", versionText()), zap.String("name", settings.Name), zap.Strings("roles", settings.Roles))
+	parts := x.parts()
+	if more != nil {
+		parts = append(more(x), parts...)
+	}
+	err = runParts(ctx, settings.Grace, parts)
+	log.Info("kmirror ends", zap.Error(err))
+	return err
+}
+
+// build makes the parts; nothing runs yet.
+func (x *instance) build() (*brokerLister, error) {
+	source, err := clusterOptions(x.settings.Source)
+	if err != nil {
+		return nil, fmt.Errorf("source: %w", err)
+	}
+	lister, err := newBrokerLister(source)
+	if err != nil {
+		return nil, fmt.Errorf("source: %w", err)
+	}
+	if x.settings.HasRole(config.RoleMirror) {
+		err = x.buildMirror(source)
+	}
+	if err == nil && x.settings.HasRole(config.RoleProxy) {
+		err = x.buildProxy(source, lister)
+	}
+	if err == nil && x.settings.Admin.Listen != "" {
+		err = x.buildAdmin()
+	}
+	if err != nil {
+		lister.Close()
+	}
+	return lister, err
+}
+
+func (x *instance) buildMirror(source forwarder.ClusterOptions) error {
+	options, err := forwarderOptions(x.settings, source)
+	if err != nil {
+		return err
+	}
+	options.Logger, options.Registry = x.log.Named("mirror"), x.registry
+	x.mirror, err = forwarder.New(options)
+	return err
+}
+
+// forwarderOptions turns the settings into the forwarder's.
+func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forwarder.Options, error) {
+	mirror, err := clusterOptions(c.Mirror)
+	if err != nil {
+		return forwarder.Options{}, fmt.Errorf("mirror: %w", err)
+	}
+	include, exclude, err := c.Topics.Patterns()
+	if err != nil {
+		return forwarder.Options{}, fmt.Errorf("topics: %w", err)
+	}
+	start, at := forwarder.StartEarliest, time.Time{}
+	switch c.Topics.Start {
+	case "earliest":
+	case "latest":
+		start = forwarder.StartLatest
+	default:
+		start = forwarder.StartTimestamp
+		if at, err = time.Parse(time.RFC3339, c.Topics.Start); err != nil {
+			return forwarder.Options{}, fmt.Errorf("topics.start: %w", err)
+		}
+	}
+	return forwarder.Options{
+		Name: c.Name, Source: source, Mirror: mirror,
+		Include: include, Exclude: exclude,
+		Start: start, StartTimestamp: at,
+		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",
+		StopOnRecreate:    c.Topics.OnRecreate == "stop",
+		StopOnDivergence:  c.Topics.OnDivergence == "stop",
+		ReplicationFactor: int16(c.Topics.ReplicationFactor),
+		MemoryBytes:       int64(c.MirrorMemory) - heldBytes(c),
+		RefreshEvery:      c.Timing.Refresh,
+		LookEvery:         c.Timing.Look,
+		CheckpointEvery:   c.Timing.Checkpoint,
+		SessionTimeout:    c.Timing.SessionTimeout,
+		TakeoverWait:      c.Timing.TakeoverWait,
+	}, nil
+}
+
+// heldBytes is the proxy's share of mirror_memory: requests that wait for their answer. The rest is the forwarder's.
+func heldBytes(c config.Config) int64 {
+	if !c.HasRole(config.RoleProxy) {
+		return 0
+	}
+	return min(64<<20, int64(c.MirrorMemory)/4)
+}
+
+func (x *instance) buildProxy(source forwarder.ClusterOptions, lister proxy.BrokerLister) error {
+	c := x.settings
+	downstream, err := serverTLS(c.Proxy.TLS)
+	if err != nil {
+		return fmt.Errorf("proxy.tls: %w", err)
+	}
+	base, err := brokerPortBase(c.Proxy)
+	if err != nil {
+		return err
+	}
+	options := proxy.Options{
+		Listen: c.Proxy.Listen, Advertise: c.Proxy.Advertise, BrokerPortBase: base, Seeds: source.Seeds,
+		UpstreamTLS: source.TLS, DownstreamTLS: downstream,
+		Brokers: lister, RefreshEvery: c.Timing.Refresh,
+		HeldBytes:       heldBytes(c),
+		MaxRequestBytes: int(c.Proxy.Limits.RequestBytes), MaxConnections: c.Proxy.Limits.Connections,
+		Grace:  proxyGrace(c.Grace),
+		Logger: x.log.Named("proxy"), Registry: x.registry,
+	}
+	if x.mirror != nil { // a nil *Forwarder would not be a nil Sink
+		options.Sink = x.mirror
+	}
+	x.proxy, err = proxy.New(options)
+	return err
+}
+
+// proxyGrace leaves the forwarder its part of the grace time.
+func proxyGrace(grace time.Duration) time.Duration { return grace - min(10*time.Second, grace/2) }
+
+// brokerPortBase is the setting, or the bootstrap listener's port + 1, so that restarts give each broker the same port. A listener
+// on any free port lets the brokers have any free port too.
+func brokerPortBase(c config.Proxy) (int, error) {
+	_, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(port)
+	if c.BrokerPorts.Base != 0 || n == 0 {
+		return c.BrokerPorts.Base, err
+	}
+	return n + 1, err
+}
+
+func (x *instance) buildAdmin() error {
+	options := admin.Options{
+		Listen: x.settings.Admin.Listen, Gatherer: x.registry, Ready: x.ready, Status: x.status, Logger: x.log.Named("admin"),
+	}
+	if x.mirror != nil {
+		options.Look = x.mirror.Look
+	}
+	var err error
+	x.admin, err = admin.New(options)
+	return err
+}
+
+// discard closes the listeners of parts that never ran.
+func (x *instance) discard() error {
+	var failures []error
+	if x.proxy != nil {
+		failures = append(failures, x.proxy.Close())
+	}
+	if x.admin != nil {
+		failures = append(failures, x.admin.Close())
+	}
+	return errors.Join(failures...)
+}
+
+// parts lists what runs, in the order in which it stops: the proxy answers what it forwarded, then the forwarder drains and commits
+// the checkpoint, and the operator can watch both.
+func (x *instance) parts() (parts []part) {
+	if x.proxy != nil {
+		parts = append(parts, part{"proxy", x.proxy.Run, true})
+	}
+	if x.mirror != nil {
+		// Beside a proxy the mirror isn't vital: whatever happens to it, producers go on.
+		parts = append(parts, part{"mirror", x.runMirror, x.proxy == nil})
+	}
+	if x.admin != nil {
+		parts = append(parts, part{"admin", x.admin.Run, false})
+	}
+	return parts
+}
+
+func (x *instance) runMirror(ctx context.Context) error {
+	err := x.mirror.Run(ctx)
+	if err != nil {
+		why := err.Error()
+		x.mirrorFailure.Store(&why)
+		x.log.Error("the mirror ended; restart kmirror to go on", zap.Error(err))
+	}
+	return err
+}
+
+// ready says what clients would miss if they came now.
+func (x *instance) ready() error {
+	if x.proxy != nil && !x.proxy.Ready() {
+		return errors.New("not every known broker's port is bound")
+	}
+	return nil
+}
+
+func (x *instance) status() admin.Status {
+	s := admin.Status{Name: x.settings.Name, Version: versionText(), Roles: x.settings.Roles}
+	if x.proxy != nil {
+		s.Proxy = x.proxy.Status()
+	}
+	if x.mirror != nil {
+		s.Mirror = x.mirror.Status()
+	}
+	if why := x.mirrorFailure.Load(); why != nil {
+		s.MirrorError = *why
+	}
+	return s
+}

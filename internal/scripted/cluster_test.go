@@ -167,3 +167,33 @@ func TestGroupMembersShareAndTakeOver(t *testing.T) {
 	waitFor("both partitions after the session was lost", 2)
 	first.LeaveGroup()
 }
+
+func TestStaticMemberComesBackWithoutRebalance(t *testing.T) {
+	c := scripted.New(t, scripted.Options{})
+	ctx := testContext(t)
+	c.CreateTopic("orders", 4)
+	opts := []kgo.Opt{kgo.ConsumeTopics("orders"), kgo.ConsumerGroup("readers"), kgo.InstanceID("one"), kgo.SessionTimeout(20 * time.Second)}
+	assigned := make(chan int, 10)
+	note := kgo.OnPartitionsAssigned(func(_ context.Context, _ *kgo.Client, m map[string][]int32) { assigned <- len(m["orders"]) })
+	wait := func() {
+		t.Helper()
+		select {
+		case n := <-assigned:
+			if n != 4 {
+				t.Errorf("assigned %d partitions, want 4", n)
+			}
+		case <-ctx.Done():
+			t.Fatal("nothing was assigned")
+		}
+	}
+	first := client(t, c, append(opts, note)...)
+	wait()
+	first.CloseAllowingRebalance() // a static member doesn't leave
+	client(t, c, append(opts, note)...)
+	wait()
+	for _, r := range c.Requests(14, nil)[1:] { // SyncGroup
+		if generation := r.Body.(*kmsg.SyncGroupRequest).Generation; generation != 1 {
+			t.Errorf("SyncGroup of generation %d, want 1 throughout", generation)
+		}
+	}
+}

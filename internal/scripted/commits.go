@@ -19,7 +19,7 @@ func (x *exchange) offsetCommit(req *kmsg.OffsetCommitRequest) kmsg.Response {
 			err = kerr.UnknownMemberID // a simple consumer beside a live group
 		}
 	default:
-		if err = g.belongs(req.MemberID, req.Generation); err == nil {
+		if err = g.belongs(req.MemberID, req.InstanceID, req.Generation); err == nil {
 			x.cluster.touch(g, g.members[req.MemberID])
 		}
 	}

@@ -1,6 +1,7 @@
 package scripted
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -78,7 +79,10 @@ func (x *exchange) coordinated(name string) (*group, *kerr.Error) {
 }
 
 // belongs checks a member's claim to a generation.
-func (g *group) belongs(memberID string, generation int32) *kerr.Error {
+func (g *group) belongs(memberID string, instanceID *string, generation int32) *kerr.Error {
+	if static := g.static(instanceID); static != nil && static.id != memberID {
+		return kerr.FencedInstanceID
+	}
 	if g.members[memberID] == nil {
 		return kerr.UnknownMemberID
 	}
@@ -91,30 +95,19 @@ func (g *group) belongs(memberID string, generation int32) *kerr.Error {
 func (x *exchange) joinGroup(req *kmsg.JoinGroupRequest) kmsg.Response {
 	resp := kmsg.NewPtrJoinGroupResponse()
 	resp.Generation, resp.MemberID = -1, req.MemberID
-	c := x.cluster
 	g, err := x.coordinated(req.Group)
 	if err != nil {
 		resp.ErrorCode = err.Code
 		return resp
 	}
-	m := g.members[req.MemberID]
-	switch {
-	case req.MemberID == "" && req.Version >= 4 && req.InstanceID == nil:
-		c.nextMember++
-		resp.MemberID, resp.ErrorCode = fmt.Sprintf("%s-%d", x.ClientID, c.nextMember), kerr.MemberIDRequired.Code
-		g.members[resp.MemberID] = &member{id: resp.MemberID}
-		return resp
-	case req.MemberID == "":
-		c.nextMember++
-		req.MemberID = fmt.Sprintf("%s-%d", x.ClientID, c.nextMember)
-		m = &member{id: req.MemberID}
-		g.members[req.MemberID] = m
-	case m == nil:
-		resp.ErrorCode = kerr.UnknownMemberID.Code
+	m, err := x.joiner(g, req)
+	if err != nil {
+		resp.MemberID, resp.ErrorCode = req.MemberID, err.Code
 		return resp
 	}
-	x.rejoin(g, m, req)
-	x.cluster.await(x.stopped, -1, func() bool { return !m.joining || g.members[m.id] != m })
+	if x.rejoin(g, m, req) {
+		x.cluster.await(x.stopped, -1, func() bool { return !m.joining || g.members[m.id] != m })
+	}
 	if g.members[m.id] != m {
 		resp.ErrorCode = kerr.UnknownMemberID.Code
 		return resp
@@ -122,6 +115,10 @@ func (x *exchange) joinGroup(req *kmsg.JoinGroupRequest) kmsg.Response {
 	resp.Generation, resp.LeaderID, resp.MemberID = g.generation, g.leader, m.id
 	resp.Protocol, resp.ProtocolType = &g.protocol, &g.protocolType
 	if m.id == g.leader {
+		if resp.SkipAssignment = g.state == groupStable; resp.SkipAssignment && req.Version < 9 {
+			resp.LeaderID = "" // older clients must not take it for a request to assign
+			return resp
+		}
 		for _, o := range g.sorted() {
 			resp.Members = append(resp.Members, kmsg.JoinGroupResponseMember{MemberID: o.id, InstanceID: o.instanceID, ProtocolMetadata: o.metadata(g.protocol)})
 		}
@@ -129,16 +126,63 @@ func (x *exchange) joinGroup(req *kmsg.JoinGroupRequest) kmsg.Response {
 	return resp
 }
 
-// rejoin takes a JoinGroup into the group and starts a rebalance where one is needed.
-func (x *exchange) rejoin(g *group, m *member, req *kmsg.JoinGroupRequest) {
+// joiner finds the member that a JoinGroup is of, or makes it. A request without a member ID gets one, in req.
+func (x *exchange) joiner(g *group, req *kmsg.JoinGroupRequest) (*member, *kerr.Error) {
+	static := g.static(req.InstanceID)
+	if req.MemberID != "" {
+		if static != nil && static.id != req.MemberID {
+			return nil, kerr.FencedInstanceID
+		}
+		if m := g.members[req.MemberID]; m != nil {
+			return m, nil
+		}
+		return nil, kerr.UnknownMemberID
+	}
+	x.cluster.nextMember++
+	req.MemberID = fmt.Sprintf("%s-%d", x.ClientID, x.cluster.nextMember)
+	m := &member{id: req.MemberID}
+	if static != nil { // a static member comes back: it takes its place over, and its old self is fenced (KIP-345)
+		m.protocols, m.assignment = static.protocols, static.assignment
+		x.cluster.removeMember(g, static.id)
+		if g.leader == static.id {
+			g.leader = m.id
+		}
+	}
+	g.members[m.id] = m
+	if req.InstanceID == nil && req.Version >= 4 {
+		return nil, kerr.MemberIDRequired
+	}
+	return m, nil
+}
+
+// static finds the member with an instance ID.
+func (g *group) static(instanceID *string) *member {
+	for _, m := range g.members {
+		if instanceID != nil && m.instanceID != nil && *m.instanceID == *instanceID {
+			return m
+		}
+	}
+	return nil
+}
+
+// rejoin takes a JoinGroup into the group and starts a rebalance where one is needed; false: the member goes on in this generation.
+func (x *exchange) rejoin(g *group, m *member, req *kmsg.JoinGroupRequest) bool {
+	back := g.state == groupStable && m.instanceID == nil && req.InstanceID != nil && m.protocols != nil
+	same := g.state == groupStable && m.id != g.leader && slices.EqualFunc(m.protocols, req.Protocols, func(a, b kmsg.JoinGroupRequestProtocol) bool {
+		return a.Name == b.Name && bytes.Equal(a.Metadata, b.Metadata)
+	})
 	m.clientID, m.instanceID, m.protocols = x.ClientID, req.InstanceID, req.Protocols
 	m.session = time.Duration(req.SessionTimeoutMillis) * time.Millisecond
-	m.joining, g.protocolType = true, req.ProtocolType
 	x.cluster.touch(g, m)
+	if back || same {
+		return false
+	}
+	m.joining, g.protocolType = true, req.ProtocolType
 	if g.state == groupStable || g.state == groupEmpty || g.state == groupCompleting {
 		x.cluster.prepare(g, max(time.Duration(req.RebalanceTimeoutMillis)*time.Millisecond, m.session))
 	}
 	x.cluster.completeJoin(g, false)
+	return true
 }
 
 // prepare starts a rebalance: members must join again within timeout.
@@ -236,7 +280,7 @@ func (x *exchange) syncGroup(req *kmsg.SyncGroupRequest) kmsg.Response {
 	resp := kmsg.NewPtrSyncGroupResponse()
 	g, err := x.coordinated(req.Group)
 	if err == nil {
-		err = g.belongs(req.MemberID, req.Generation)
+		err = g.belongs(req.MemberID, req.InstanceID, req.Generation)
 	}
 	if err == nil && (g.state == groupPreparing || g.state == groupEmpty) {
 		err = kerr.RebalanceInProgress
@@ -273,7 +317,7 @@ func (x *exchange) heartbeat(req *kmsg.HeartbeatRequest) kmsg.Response {
 	resp := kmsg.NewPtrHeartbeatResponse()
 	g, err := x.coordinated(req.Group)
 	if err == nil {
-		err = g.belongs(req.MemberID, req.Generation)
+		err = g.belongs(req.MemberID, req.InstanceID, req.Generation)
 	}
 	if err == nil {
 		x.cluster.touch(g, g.members[req.MemberID])
@@ -298,6 +342,9 @@ func (x *exchange) leaveGroup(req *kmsg.LeaveGroupRequest) kmsg.Response {
 	}
 	for _, rm := range members {
 		out := kmsg.LeaveGroupResponseMember{MemberID: rm.MemberID, InstanceID: rm.InstanceID}
+		if static := g.static(rm.InstanceID); static != nil && rm.MemberID == "" {
+			rm.MemberID = static.id
+		}
 		if g.members[rm.MemberID] == nil {
 			out.ErrorCode = kerr.UnknownMemberID.Code
 		} else {

@@ -128,7 +128,7 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		}
 	}
 	return forwarder.Options{
-		Name: c.Name, Source: source, Mirror: mirror,
+		Name: c.Name, Source: source, Mirror: mirror, Instance: instanceName(c),
 		Include: include, Exclude: exclude,
 		Start: start, StartTimestamp: at,
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",
@@ -142,6 +142,19 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		SessionTimeout:    c.Timing.SessionTimeout,
 		TakeoverWait:      c.Timing.TakeoverWait,
 	}, nil
+}
+
+// instanceName tells this instance from others on its host across restarts: by the listener that no other can have. "" where there is
+// none: then a restart waits for the group's session timeout.
+func instanceName(c config.Config) string {
+	listen := c.Admin.Listen
+	if c.HasRole(config.RoleProxy) {
+		listen = c.Proxy.Listen
+	}
+	if _, port, err := net.SplitHostPort(listen); err != nil || port == "0" {
+		return ""
+	}
+	return listen
 }
 
 // heldBytes is the proxy's share of mirror_memory: requests that wait for their answer. The rest is the forwarder's.

@@ -20,7 +20,7 @@ func RequestSize(prefix []byte, limit int) (int, error) {
 	size := int32(binary.BigEndian.Uint32(prefix))
 	switch {
 	case size > int32(min(limit, 1<<31-1)):
-		cause := foreign(prefix, "client", "listener")
+		cause := foreign(prefix, "client", "this listener")
 		if cause == "" {
 			cause = fmt.Sprintf("larger than the limit of %d bytes, or not a Kafka client", limit)
 		}
@@ -66,10 +66,10 @@ func ForeignResponse(b []byte) string {
 // foreign recognises other protocols by the four bytes where a frame has its size.
 func foreign(prefix []byte, peer, us string) string {
 	if prefix[0] == 0x16 && prefix[1] == 0x03 {
-		return "a TLS hello: the " + peer + " speaks TLS, the " + us + " doesn't"
+		return "a TLS hello: the " + peer + " speaks TLS, " + us + " doesn't"
 	}
 	if prefix[0] == 0x15 && prefix[1] == 0x03 {
-		return "a TLS alert: the " + peer + " speaks TLS, the " + us + " doesn't"
+		return "a TLS alert: the " + peer + " speaks TLS, " + us + " doesn't"
 	}
 	switch string(prefix[:4]) {
 	case "GET ", "POST", "PUT ", "HEAD", "OPTI", "DELE", "PATC", "CONN", "TRAC", "PRI ":
@@ -79,7 +79,7 @@ func foreign(prefix []byte, peer, us string) string {
 	case "SSH-":
 		return "SSH, not Kafka"
 	case "PROX", "\r\n\r\n":
-		return "a PROXY protocol header, which the " + us + " doesn't expect"
+		return "a PROXY protocol header, which " + us + " doesn't expect"
 	}
 	return ""
 }

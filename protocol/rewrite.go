@@ -49,7 +49,7 @@ func Rewrite(dst, frame []byte, key, version int16, address AddressFunc) ([]byte
 	default:
 		c.w.bad = true
 	}
-	return c.finish(apiName(key)+" response", version)
+	return c.finish(key, version)
 }
 
 // copier walks over a response and copies it to dst, except for what is replaced on the way.
@@ -73,9 +73,9 @@ func (c *copier) copied() {
 func (c *copier) replaced() { c.from = c.w.at }
 
 // finish copies the rest and sets the frame's size. dst is returned unchanged with an error.
-func (c *copier) finish(what string, version int16) ([]byte, error) {
-	if err := c.w.err(what, version); err != nil {
-		return c.dst[:c.start], err
+func (c *copier) finish(key, version int16) ([]byte, error) {
+	if c.w.bad {
+		return c.dst[:c.start], c.w.err(apiName(key)+" response", version)
 	}
 	c.w.at = len(c.w.b)
 	c.copied()

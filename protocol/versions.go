@@ -9,7 +9,7 @@ const (
 	maxMetadata         = 13
 	maxFindCoordinator  = 6
 	maxSASLHandshake    = 1
-	maxAPIVersions      = 4
+	maxAPIVersions      = 5
 	maxDescribeCluster  = 2
 	maxShareFetch       = 2
 	maxShareAcknowledge = 2
@@ -42,10 +42,16 @@ func MaxVersion(key int16) (version int16, ok bool) {
 
 // CutVersions appends to dst an ApiVersions response whose ranges end where MaxVersion does. Everything else is copied byte for
 // byte: other APIs, unknown ones too, minimum versions, feature tags. An API whose minimum is above MaxVersion is left out.
-// A broker that doesn't know the request's version answers in v0 form with error UNSUPPORTED_VERSION; that is copied unchanged.
+//
+// A broker that doesn't know the request's version refuses it in v0 form, and the client asks again on the same connection
+// (KIP-511). A broker that does know a version above MaxVersion answers in a form that can't be read here; the client then gets
+// the refusal in its place.
 func CutVersions(dst, frame []byte, version int16) ([]byte, error) {
-	if ApiVersionsRefused(frame) {
-		return append(dst, frame...), nil
+	switch {
+	case apiVersionsRefused(frame):
+		version = 0
+	case version > maxAPIVersions && len(frame) >= ResponsePrefix:
+		return appendRefusal(dst, CorrelationID(frame)), nil
 	}
 	c := copier{w: responseBody(frame, KeyAPIVersions, version), dst: dst, start: len(dst)}
 	c.w.skip(2)
@@ -70,18 +76,17 @@ func CutVersions(dst, frame []byte, version int16) ([]byte, error) {
 		c.w.skip(4)
 	}
 	c.w.tags()
-	return c.finish("ApiVersions response", version)
+	return c.finish(KeyAPIVersions, version)
 }
 
-// ApiVersionsRefused reports whether an ApiVersions response says UNSUPPORTED_VERSION: whatever version was asked, it has the
-// form of v0, and the client asks again on the same connection (KIP-511).
-func ApiVersionsRefused(frame []byte) bool {
+// apiVersionsRefused reports whether an ApiVersions response says UNSUPPORTED_VERSION, in v0 form whatever version was asked.
+func apiVersionsRefused(frame []byte) bool {
 	return len(frame) >= ResponsePrefix+2 && int16(binary.BigEndian.Uint16(frame[ResponsePrefix:])) == codeUnsupportedVersion
 }
 
-// AppendApiVersionsRefusal appends the answer to an ApiVersions request in a version above MaxVersion: v0 form, error
-// UNSUPPORTED_VERSION, the range of ApiVersions alone. A broker answers the same (KIP-511).
-func AppendApiVersionsRefusal(dst []byte, correlationID int32) []byte {
+// appendRefusal appends what a broker says that knows ApiVersions up to MaxVersion: v0 form, error UNSUPPORTED_VERSION, the range
+// of ApiVersions alone.
+func appendRefusal(dst []byte, correlationID int32) []byte {
 	dst = appendInt32(dst, 4+2+4+6)
 	dst = appendInt32(dst, correlationID)
 	dst = appendInt16(dst, codeUnsupportedVersion)

@@ -175,10 +175,8 @@ func (c *conn) forwardRequest(h protocol.RequestHeader, n int) error {
 		return closing(reasonBadFrame, "API key %d: not a Kafka client", h.APIKey)
 	}
 	c.s.metrics.request(h.APIKey)
-	if limit, ok := protocol.MaxVersion(h.APIKey); ok && (h.APIVersion > limit || h.APIVersion < 0) {
-		if h.APIKey == protocol.KeyAPIVersions {
-			return c.refuseVersions(h, n)
-		}
+	// A newer ApiVersions passes: the broker refuses it, or its answer becomes a refusal, and the client asks again.
+	if limit, ok := protocol.MaxVersion(h.APIKey); ok && (h.APIVersion > limit && h.APIKey != protocol.KeyAPIVersions || h.APIVersion < 0) {
 		return closing(reasonVersion, "%s v%d, which kmirror doesn't offer", kmsg.NameForKey(h.APIKey), h.APIVersion)
 	}
 	r := request{header: h}
@@ -306,26 +304,6 @@ func (c *conn) forwardKept(r request, n int) error {
 	if err == nil {
 		c.streamed.Store(seq)
 	}
-	return err
-}
-
-// refuseVersions answers an ApiVersions request that is newer than what the proxy can cut: a broker that knows it would
-// answer in a form that the proxy can't read. Its turn comes when all requests before it were answered.
-func (c *conn) refuseVersions(h protocol.RequestHeader, n int) error {
-	if n > maxPeek {
-		return closing(reasonBadFrame, "ApiVersions request of %d bytes", n)
-	}
-	if _, err := c.requests.peek(n); err != nil {
-		return err
-	}
-	if err := c.requests.flush(); err != nil {
-		return err
-	}
-	c.requests.skip(n)
-	if err := c.flight.waitSettled(); err != nil {
-		return err
-	}
-	_, err := c.client.Write(protocol.AppendApiVersionsRefusal(nil, h.CorrelationID))
 	return err
 }
 

@@ -1,0 +1,268 @@
+package protocol
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand"
+	"reflect"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// kmsgRewrite does what Rewrite does by decoding and encoding with kmsg.
+func kmsgRewrite(response kmsg.Response, address AddressFunc) {
+	eachHost(reflect.ValueOf(response), func(nodeID int32, host, port reflect.Value) {
+		if host.String() == "" {
+			return
+		}
+		h, p, _ := address(nodeID, []byte(host.String()), int32(port.Int()))
+		host.SetString(h)
+		port.SetInt(int64(p))
+	})
+}
+
+func TestRewriteAgreesWithKmsgInEveryVersion(t *testing.T) {
+	r := rand.New(rand.NewSource(1))
+	eachRewritten(func(key, version int16) {
+		for range 200 {
+			response := filledResponse(r, key, version)
+			frame := responseFrame(response, r.Int31())
+			kmsgRewrite(response, translate)
+			want := responseFrame(response, int32(binary.BigEndian.Uint32(frame[4:])))
+			got, err := Rewrite([]byte("before"), frame, key, version, translate)
+			if err != nil {
+				t.Fatalf("%s v%d: %v\n%x", apiName(key), version, err, frame)
+			}
+			if !bytes.Equal(got, append([]byte("before"), want...)) {
+				t.Fatalf("%s v%d: Rewrite(%x)\n got %x\nwant %x", apiName(key), version, frame, got[6:], want)
+			}
+		}
+	})
+}
+
+func TestRewriteToTheSameAddressesIsACopy(t *testing.T) {
+	same := func(_ int32, host []byte, port int32) (string, int32, bool) { return string(host), port, true }
+	r := rand.New(rand.NewSource(2))
+	eachRewritten(func(key, version int16) {
+		for range 50 {
+			frame := responseFrame(filledResponse(r, key, version), 7)
+			if got, err := Rewrite(nil, frame, key, version, same); err != nil || !bytes.Equal(got, frame) {
+				t.Fatalf("%s v%d: Rewrite(%x) = %x, %v, want the same", apiName(key), version, frame, got, err)
+			}
+		}
+	})
+}
+
+func TestEveryStrictPrefixOfAResponseFails(t *testing.T) {
+	r := rand.New(rand.NewSource(3))
+	eachRewritten(func(key, version int16) {
+		for range 10 {
+			frame := responseFrame(filledResponse(r, key, version), 7)
+			for n := range len(frame) {
+				prefix := bytes.Clone(frame[:n])
+				if _, err := Rewrite(nil, prefix, key, version, translate); !errors.Is(err, ErrMalformed) {
+					t.Fatalf("%s v%d: Rewrite of %d of %d bytes = %v, want ErrMalformed", apiName(key), version, n, len(frame), err)
+				}
+				if n >= 4 {
+					binary.BigEndian.PutUint32(prefix, uint32(n-4)) // the size agrees, the content is cut
+				}
+				if out, err := Rewrite([]byte("keep"), prefix, key, version, translate); !errors.Is(err, ErrMalformed) || string(out) != "keep" {
+					t.Fatalf("%s v%d: Rewrite of a frame of %d of %d bytes = %q, %v, want ErrMalformed", apiName(key), version, n, len(frame), out, err)
+				}
+			}
+		}
+	})
+}
+
+func TestNoAddressLeaksOfABrokerWithoutListener(t *testing.T) {
+	nowhere := func(nodeID int32, host []byte, port int32) (string, int32, bool) {
+		return "proxy", 9100, nodeID%2 == 0
+	}
+	secret := []byte("secret.internal")
+	r := rand.New(rand.NewSource(4))
+	eachRewritten(func(key, version int16) {
+		for range 100 {
+			response := filledResponse(r, key, version)
+			kept, total := 0, 0
+			eachHost(reflect.ValueOf(response), func(nodeID int32, host, port reflect.Value) {
+				total++
+				if nodeID%2 == 0 {
+					kept++
+				}
+				host.SetString(string(secret))
+			})
+			got, err := Rewrite(nil, responseFrame(response, 7), key, version, nowhere)
+			if err != nil {
+				t.Fatalf("%s v%d: %v", apiName(key), version, err)
+			}
+			if bytes.Contains(got, secret) {
+				t.Fatalf("%s v%d: Rewrite kept a broker's own address: %q", apiName(key), version, got)
+			}
+			read := newResponse(key, version)
+			readResponse(t, read, got)
+			if key == KeyFindCoordinator {
+				checkCoordinators(t, read.(*kmsg.FindCoordinatorResponse), response.(*kmsg.FindCoordinatorResponse))
+				continue
+			}
+			left := 0
+			eachHost(reflect.ValueOf(read), func(int32, reflect.Value, reflect.Value) { left++ })
+			if left != kept {
+				t.Fatalf("%s v%d: %d of %d brokers are left, want %d", apiName(key), version, left, total, kept)
+			}
+		}
+	})
+}
+
+// checkCoordinators checks that coordinators with odd node IDs became COORDINATOR_NOT_AVAILABLE.
+func checkCoordinators(t *testing.T, got, sent *kmsg.FindCoordinatorResponse) {
+	t.Helper()
+	if got.Version <= 3 {
+		if sent.NodeID%2 != 0 && (got.NodeID != -1 || got.Host != "" || got.Port != -1 || got.ErrorCode != 15) {
+			t.Fatalf("FindCoordinator v%d: got node %d %q:%d error %d, want none with error 15", got.Version, got.NodeID, got.Host, got.Port, got.ErrorCode)
+		}
+		return
+	}
+	for i, c := range got.Coordinators {
+		if sent.Coordinators[i].NodeID%2 != 0 && (c.NodeID != -1 || c.Host != "" || c.Port != -1 || c.ErrorCode != 15) {
+			t.Fatalf("FindCoordinator v%d: got node %d %q:%d error %d, want none with error 15", got.Version, c.NodeID, c.Host, c.Port, c.ErrorCode)
+		}
+		if c.Key != sent.Coordinators[i].Key {
+			t.Fatalf("FindCoordinator v%d: got key %q, want %q", got.Version, c.Key, sent.Coordinators[i].Key)
+		}
+	}
+}
+
+func TestUnknownCoordinatorStaysUntouched(t *testing.T) {
+	for version := int16(0); version <= maxFindCoordinator; version++ {
+		response := newResponse(KeyFindCoordinator, version).(*kmsg.FindCoordinatorResponse)
+		response.NodeID, response.Port, response.ErrorCode = -1, -1, 15
+		response.Coordinators = []kmsg.FindCoordinatorResponseCoordinator{{Key: "g", NodeID: -1, Port: -1, ErrorCode: 15}}
+		frame := responseFrame(response, 7)
+		refuse := func(int32, []byte, int32) (string, int32, bool) {
+			t.Errorf("v%d: asked for the address of no node", version)
+			return "", 0, false
+		}
+		if got, err := Rewrite(nil, frame, KeyFindCoordinator, version, refuse); err != nil || !bytes.Equal(got, frame) {
+			t.Errorf("v%d: Rewrite(%x) = %x, %v, want the same", version, frame, got, err)
+		}
+	}
+}
+
+func TestControllersAreLeftOutOfDescribeCluster(t *testing.T) {
+	response := newResponse(KeyDescribeCluster, 1).(*kmsg.DescribeClusterResponse)
+	response.EndpointType = 2
+	response.Brokers = []kmsg.DescribeClusterResponseBroker{{NodeID: 1, Host: "controller.internal", Port: 9093}}
+	got, err := Rewrite(nil, responseFrame(response, 7), KeyDescribeCluster, 1, translate)
+	if err != nil || bytes.Contains(got, []byte("controller.internal")) {
+		t.Fatalf("Rewrite = %q, %v, want no controller", got, err)
+	}
+}
+
+func TestRewriteRefusesVersionsItDoesNotKnow(t *testing.T) {
+	for _, key := range append(rewritten, KeyFetch, 18, 68) {
+		limit, ok := MaxVersion(key)
+		if !ok {
+			limit = 0
+		}
+		frame := []byte{0, 0, 0, 60, 0, 0, 0, 1, 63: 0}
+		if _, err := Rewrite(nil, frame, key, limit+1, translate); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s v%d: Rewrite = %v, want ErrMalformed", apiName(key), limit+1, err)
+		}
+	}
+}
+
+// TestEveryResponseWithAnAddressIsDecidedAbout fails when a new kmsg brings a response with a host and a port.
+func TestEveryResponseWithAnAddressIsDecidedAbout(t *testing.T) {
+	decided := map[string]string{
+		"Produce": "rewritten", "Metadata": "rewritten", "FindCoordinator": "rewritten", "DescribeCluster": "rewritten",
+		"ShareFetch": "rewritten", "ShareAcknowledge": "rewritten",
+		"Fetch":                 "cut to v15; the addresses come with v16",
+		"Vote":                  "between controllers",
+		"BeginQuorumEpoch":      "between controllers",
+		"EndQuorumEpoch":        "between controllers",
+		"FetchSnapshot":         "between controllers",
+		"UpdateRaftVoter":       "between controllers",
+		"DescribeQuorum":        "listeners of controllers, for an operator to read",
+		"StreamsGroupHeartbeat": "user endpoints of the group's members, not brokers",
+		"StreamsGroupDescribe":  "user endpoints of the group's members, not brokers",
+	}
+	found := make(map[string]bool)
+	for key := int16(0); key <= kmsg.MaxKey; key++ {
+		if response := kmsg.ResponseForKey(key); response != nil && hasAddress(reflect.TypeOf(response), nil) {
+			found[kmsg.NameForKey(key)] = true
+			if decided[kmsg.NameForKey(key)] == "" {
+				t.Errorf("the %s response has a host and a port: rewrite it, cut its version, or say why it may pass", kmsg.NameForKey(key))
+			}
+		}
+	}
+	for name, decision := range decided {
+		if !found[name] {
+			t.Errorf("%s (%s) has no address", name, decision)
+		}
+	}
+	for _, key := range rewritten {
+		if decided[kmsg.NameForKey(key)] != "rewritten" {
+			t.Errorf("%s is rewritten but not decided so", kmsg.NameForKey(key))
+		}
+	}
+}
+
+// hasAddress reports whether t has fields Host and Port, in any depth.
+func hasAddress(t reflect.Type, seen []reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		return hasAddress(t.Elem(), seen)
+	case reflect.Struct:
+		_, host := t.FieldByName("Host")
+		_, port := t.FieldByName("Port")
+		if host && port {
+			return true
+		}
+		for i := range t.NumField() {
+			if hasAddress(t.Field(i).Type, append(seen, t)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func TestRewriteAllocatesNothing(t *testing.T) {
+	frame := metadataFrame(100)
+	dst := make([]byte, 0, 2*len(frame))
+	address := func(int32, []byte, int32) (string, int32, bool) { return "proxy.example.net", 9100, true }
+	if n := testing.AllocsPerRun(100, func() { Rewrite(dst, frame, KeyMetadata, 12, address) }); n != 0 {
+		t.Errorf("Rewrite allocates %v times, want 0", n)
+	}
+}
+
+// metadataFrame is a Metadata v12 response of 3 brokers and n partitions.
+func metadataFrame(n int) []byte {
+	m := newResponse(KeyMetadata, 12).(*kmsg.MetadataResponse)
+	for id := range int32(3) {
+		m.Brokers = append(m.Brokers, kmsg.MetadataResponseBroker{NodeID: id, Host: "broker.example.com", Port: 9092})
+	}
+	topic := kmsg.NewMetadataResponseTopic()
+	topic.Topic = kmsg.StringPtr("orders")
+	for p := range int32(n) {
+		topic.Partitions = append(topic.Partitions, kmsg.MetadataResponseTopicPartition{Partition: p, Leader: p % 3,
+			Replicas: []int32{0, 1, 2}, ISR: []int32{0, 1, 2}})
+	}
+	m.Topics = append(m.Topics, topic)
+	return responseFrame(m, 7)
+}
+
+func BenchmarkRewriteMetadata(b *testing.B) {
+	frame := metadataFrame(1000)
+	dst := make([]byte, 0, 2*len(frame))
+	address := func(int32, []byte, int32) (string, int32, bool) { return "proxy.example.net", 9100, true }
+	b.SetBytes(int64(len(frame)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Rewrite(dst, frame, KeyMetadata, 12, address); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"runtime/debug"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -61,6 +63,7 @@ func runInstance(ctx context.Context, settings config.Config, log *zap.Logger, m
 		return errors.Join(err, x.discard())
 	}
 	defer lister.Close()
+	limitMemory(settings)
 	log.Info("kmirror starts", zap.String("version", versionText()), zap.String("name", settings.Name), zap.Strings("roles", settings.Roles))
 	parts := x.parts()
 	if more != nil {
@@ -69,6 +72,16 @@ func runInstance(ctx context.Context, settings config.Config, log *zap.Logger, m
 	err = runParts(ctx, settings.Grace, parts)
 	log.Info("kmirror ends", zap.Error(err))
 	return err
+}
+
+// memoryHeadroom is what the process needs besides the record batches that mirror_memory bounds.
+const memoryHeadroom = 64 << 20
+
+// limitMemory makes the garbage collector run before the heap has twice the size of the batches held. GOMEMLIMIT overrides it.
+func limitMemory(c config.Config) {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(int64(c.MirrorMemory) + memoryHeadroom)
+	}
 }
 
 // build makes the parts; nothing runs yet.

@@ -21,6 +21,9 @@ const (
 	exitUnknown   exitCode = 2
 )
 
+// verifyRetries is how long a cluster may not answer until verify can't tell.
+const verifyRetries = 15 * time.Second
+
 func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Compare source and mirror record by record", Args: cobra.NoArgs,
@@ -101,7 +104,8 @@ func verifyClient(c config.Cluster) (*kgo.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return kgo.NewClient(clientOptions("kmirror-verify", options)...)
+	giveUp := kgo.RetryTimeout(verifyRetries)
+	return kgo.NewClient(append(clientOptions("kmirror-verify", options), giveUp)...)
 }
 
 func matchesAny(patterns []*regexp.Regexp, name string) bool {

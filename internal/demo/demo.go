@@ -64,7 +64,7 @@ func (d *Demo) Mirror() []string { return d.mirror.ListenAddrs() }
 // Run tells how to join in, produces and tells what arrives, until ctx ends.
 func (d *Demo) Run(ctx context.Context, w io.Writer, at Addresses) error {
 	d.introduce(w, at)
-	producer, err := kgo.NewClient(kgo.SeedBrokers(at.Proxy), kgo.ClientID("demo-producer"), kgo.DefaultProduceTopic(Topic))
+	producer, err := kgo.NewClient(kgo.SeedBrokers(at.Proxy), kgo.ClientID("demo-producer"), kgo.DefaultProduceTopic(Topic), kgo.ProducerLinger(0))
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}

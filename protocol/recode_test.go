@@ -1,0 +1,115 @@
+package protocol
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// plainCodec knows no compression.
+type plainCodec struct{}
+
+func (plainCodec) Compress(_ int, b []byte) ([]byte, error)   { return b, nil }
+func (plainCodec) Decompress(_ int, b []byte) ([]byte, error) { return b, nil }
+
+// numberedBatch has count records whose value and header name their offset, at timestamps 1000, 1003, 1006, …
+func numberedBatch(base int64, count int) Batch {
+	var records []byte
+	for i := range count {
+		r := kmsg.Record{
+			TimestampDelta64: int64(3 * i), OffsetDelta: int32(i), Value: fmt.Append(nil, base+int64(i)),
+			Headers: []kmsg.Header{{Key: "offset", Value: fmt.Append(nil, base+int64(i))}},
+		}
+		body := r.AppendTo(nil)[1:] // its own length is a placeholder of one byte
+		records = append(binary.AppendVarint(records, int64(len(body))), body...)
+	}
+	b := make(Batch, BatchHeaderSize, BatchHeaderSize+len(records))
+	b = append(b, records...)
+	b[atMagic] = 2
+	b.SetBaseOffset(base)
+	binary.BigEndian.PutUint32(b[atLastOffsetDelta:], uint32(count-1))
+	binary.BigEndian.PutUint64(b[atBaseTimestamp:], 1000)
+	binary.BigEndian.PutUint64(b[atMaxTimestamp:], uint64(1000+3*(count-1)))
+	binary.BigEndian.PutUint32(b[atRecordCount:], uint32(count))
+	putLength(b)
+	reseal(b)
+	return b
+}
+
+// readRecords decodes a batch's records through kmsg: value@timestamp of each, in order of their offset deltas.
+func readRecords(t *testing.T, b Batch) (out []string) {
+	t.Helper()
+	rest := b.Records()
+	for i := range b.RecordCount() {
+		length, n := binary.Varint(rest)
+		var r kmsg.Record
+		if err := r.ReadFrom(rest[:n+int(length)]); err != nil {
+			t.Fatalf("record %d: %v", i, err)
+		}
+		if r.OffsetDelta != i {
+			t.Fatalf("record %d has offset delta %d", i, r.OffsetDelta)
+		}
+		if string(r.Headers[0].Value) != string(r.Value) {
+			t.Fatalf("record %d: header %q, value %q", i, r.Headers[0].Value, r.Value)
+		}
+		out = append(out, fmt.Sprintf("%s@%d", r.Value, b.BaseTimestamp()+r.TimestampDelta64))
+		rest = rest[n+int(length):]
+	}
+	if len(rest) != 0 {
+		t.Fatalf("%d bytes behind the last record", len(rest))
+	}
+	return out
+}
+
+func TestRecodeKeepsTheRecordsInRange(t *testing.T) {
+	r := rand.New(rand.NewSource(1))
+	for range 500 {
+		count := 1 + r.Intn(300)
+		from := r.Intn(count)
+		to := from + 1 + r.Intn(count-from)
+		b := numberedBatch(5000, count)
+		got, err := Recode(b, 5000+int64(from), 5000+int64(to), plainCodec{})
+		if err != nil {
+			t.Fatalf("Recode [%d, %d) of %d: %v", from, to, count, err)
+		}
+		if !got.VerifyCRC() || !got.Dense() || got.BaseOffset() != 0 || int(got.RecordCount()) != to-from {
+			t.Fatalf("Recode [%d, %d) of %d: CRC right %v, %d records, base offset %d", from, to, count, got.VerifyCRC(), got.RecordCount(), got.BaseOffset())
+		}
+		if want, have := fmt.Sprint(readRecords(t, b)[from:to]), fmt.Sprint(readRecords(t, got)); have != want {
+			t.Fatalf("Recode [%d, %d) of %d:\n got %s\nwant %s", from, to, count, have, want)
+		}
+		if want := int64(1000 + 3*(to-1)); got.MaxTimestamp() != want {
+			t.Fatalf("max timestamp %d, want %d", got.MaxTimestamp(), want)
+		}
+		if _, rest, err := ParseBatch(got); err != nil || len(rest) != 0 {
+			t.Fatalf("ParseBatch: %v, %d bytes left", err, len(rest))
+		}
+	}
+}
+
+func TestRecodeGivesAppendTimeToTheRecords(t *testing.T) {
+	b := numberedBatch(0, 3)
+	binary.BigEndian.PutUint16(b[atAttributes:], AttrLogAppendTime)
+	binary.BigEndian.PutUint64(b[atMaxTimestamp:], 9999)
+	reseal(b)
+	got, err := Recode(b, 0, 3, plainCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, have := "[0@9999 1@9999 2@9999]", fmt.Sprint(readRecords(t, got)); have != want || got.Attributes() != 0 {
+		t.Fatalf("got %s attributes %x, want %s and none", have, got.Attributes(), want)
+	}
+}
+
+func TestRecodeRefusesDamagedRecords(t *testing.T) {
+	whole := numberedBatch(0, 5)
+	for cut := 1; cut < len(whole)-BatchHeaderSize; cut++ {
+		b := whole[:len(whole)-cut]
+		if got, err := Recode(b, 0, 5, plainCodec{}); err == nil && int(got.RecordCount()) == 5 {
+			t.Fatalf("Recode of a batch that lacks %d bytes gave all 5 records", cut)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"kmirror/internal/bufpool"
+	"kmirror/protocol"
 )
 
 const (
@@ -120,9 +121,9 @@ func (l *loop) fetch(f *fetcher) {
 		return // an answer from the mirror frees some and comes back here
 	}
 	version, _ := f.conn.version(int16(kmsg.Fetch), maxFetchVersion)
-	req, streams := f.request(version)
-	for _, s := range streams {
-		s.fetching = true
+	req, asked := f.request(version)
+	for _, a := range asked {
+		a.stream.fetching = true
 	}
 	f.busy = true
 	l.metrics.fetches.Inc()
@@ -141,12 +142,18 @@ func (l *loop) fetch(f *fetcher) {
 				buf = nil
 			}
 		}
-		l.inbox.call(func() { l.fetched(f, c, streams, resp, buf, err) })
+		l.inbox.call(func() { l.fetched(f, c, asked, resp, buf, err) })
 	})
 }
 
+// fetchAsked is one stream's part in a Fetch. An answer counts only in the session that asked: a later one may stand below it.
+type fetchAsked struct {
+	stream  *stream
+	session int64
+}
+
 // request asks for each stream's log from next on, starting with another stream each time.
-func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []*stream) {
+func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []fetchAsked) {
 	req := kmsg.NewPtrFetchRequest()
 	req.Version = version
 	req.ReplicaID, req.MinBytes, req.MaxBytes, req.IsolationLevel, req.SessionEpoch = -1, 1, fetchBytes, 1, -1
@@ -156,11 +163,11 @@ func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []*stream) {
 	}
 	f.turn++
 	n := len(f.streams)
-	streams := make([]*stream, 0, n)
+	asked := make([]fetchAsked, 0, n)
 	at := map[string]int{}
 	for k := range n {
 		s := f.streams[(k+f.turn)%n]
-		streams = append(streams, s)
+		asked = append(asked, fetchAsked{s, s.session})
 		i, ok := at[s.topic]
 		if !ok {
 			i = len(req.Topics)
@@ -173,7 +180,7 @@ func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []*stream) {
 		p.Partition, p.FetchOffset, p.PartitionMaxBytes = s.index, s.next, fetchPartBytes
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
 	}
-	return req, streams
+	return req, asked
 }
 
 func (l *loop) connectFetcher(f *fetcher) {
@@ -232,10 +239,18 @@ func (m *fetchMemory) Release() {
 }
 
 // fetched takes a Fetch answer.
-func (l *loop) fetched(f *fetcher, c *conn, streams []*stream, resp *kmsg.FetchResponse, buf *bufpool.Buf, err error) {
+func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.FetchResponse, buf *bufpool.Buf, err error) {
 	f.busy = false
-	for _, s := range streams {
-		s.fetching = false
+	streams := make(map[fetchPart]*stream, len(asked))
+	for _, a := range asked {
+		if s := a.stream; s.session == a.session && s.conn != nil && !s.removed {
+			s.fetching = false
+			key := fetchPart{topic: s.topic, partition: s.index}
+			if resp.Version >= 13 {
+				key = fetchPart{id: s.topicID, partition: s.index}
+			}
+			streams[key] = s
+		}
 	}
 	if err != nil {
 		l.memory.free(fetchBytes)
@@ -260,32 +275,22 @@ func (l *loop) fetched(f *fetcher, c *conn, streams []*stream, resp *kmsg.FetchR
 	memory := &fetchMemory{buf: buf, budget: &l.memory, size: size}
 	memory.refs.Store(1)
 	defer memory.Release()
-	bySource := make(map[topicPartition]*stream, len(streams))
-	for _, s := range streams {
-		bySource[s.topicPartition] = s
-	}
 	for i := range resp.Topics {
 		t := &resp.Topics[i]
 		for j := range t.Partitions {
 			p := &t.Partitions[j]
-			s := bySource[topicPartition{t.Topic, p.Partition}]
-			if resp.Version >= 13 {
-				s = findByID(streams, t.TopicID, p.Partition)
-			}
-			if s != nil && !s.removed && s.conn != nil {
+			if s := streams[fetchPart{t.Topic, t.TopicID, p.Partition}]; s != nil {
 				l.fetchedPartition(s, p, memory)
 			}
 		}
 	}
 }
 
-func findByID(streams []*stream, id [16]byte, partition int32) *stream {
-	for _, s := range streams {
-		if s.index == partition && s.topicID == id {
-			return s
-		}
-	}
-	return nil
+// fetchPart names a partition as a Fetch answer does: by topic name below v13, by ID from there on.
+type fetchPart struct {
+	topic     string
+	id        protocol.TopicID
+	partition int32
 }
 
 // fetchedPartition takes what a Fetch brought for one stream.

@@ -392,3 +392,8 @@ func share(members []string, topics map[string]int32, owner map[topicPartition]s
 	}
 	return shares
 }
+
+// isRebalance reports whether an error says that the group is changing: the next try, in the next generation, will do.
+func isRebalance(err error) bool {
+	return errors.Is(err, kerr.RebalanceInProgress) || errors.Is(err, kerr.IllegalGeneration) || errors.Is(err, kerr.UnknownMemberID)
+}

@@ -34,7 +34,8 @@ type link struct {
 	recovering bool
 	ready      []*stream // with something to send, fair by turns
 	producing  int
-	mutedUntil time.Time // throttled by the broker
+	mutedUntil time.Time // throttled by the broker, or the group membership isn't confirmed
+	muted      bool      // a timer ends it
 }
 
 type linkKey struct {
@@ -155,12 +156,14 @@ func (l *loop) pump(k *link) {
 	if k.conn == nil || len(k.ready) == 0 {
 		return
 	}
-	if l.now.Before(k.mutedUntil) {
-		l.timers.add(k.mutedUntil, func() { l.dirty[k] = true })
-		return
+	if !l.now.Before(k.mutedUntil) && !l.group.mayAct() {
+		k.mutedUntil = l.now.Add(100 * time.Millisecond)
 	}
-	if !l.group.mayAct() {
-		l.timers.add(l.now.Add(100*time.Millisecond), func() { l.dirty[k] = true })
+	if l.now.Before(k.mutedUntil) {
+		if !k.muted {
+			k.muted = true
+			l.timers.add(k.mutedUntil, func() { k.muted, l.dirty[k] = false, true })
+		}
 		return
 	}
 	for k.producing < maxProducing && len(k.ready) > 0 {

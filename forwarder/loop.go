@@ -3,6 +3,7 @@ package forwarder
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -394,13 +395,14 @@ func (l *loop) inherit(s *stream, c checkpoint, ok bool) {
 	}
 }
 
-// commit stores the checkpoints that moved.
+// commit stores the checkpoints that moved, and those of streams that were handed over.
 func (l *loop) commit() {
 	if l.committing || l.left {
 		return
 	}
-	commits := l.releases
+	releases := l.releases
 	l.releases = nil
+	var commits []commit
 	var streams []*stream
 	for _, s := range l.streams {
 		if s.uncommitted && s.conn != nil {
@@ -409,32 +411,58 @@ func (l *loop) commit() {
 			s.uncommitted = false
 		}
 	}
-	if len(commits) == 0 {
+	if len(commits)+len(releases) == 0 {
 		return
 	}
 	l.committing = true
 	l.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
 		defer cancel()
-		err := l.group.commit(ctx, commits)
+		err := l.release(ctx, releases)
+		if err == nil {
+			err = l.group.commit(ctx, commits)
+		}
 		l.inbox.call(func() {
 			l.committing = false
-			if err != nil {
-				l.metrics.checkpointErrors.Inc()
-				for _, s := range streams {
-					s.uncommitted = true
-				}
-				l.sourceLost(err)
-			} else {
-				for i, s := range streams {
-					s.stored = commits[len(commits)-len(streams)+i].checkpoint
-				}
-			}
-			if len(l.releases) > 0 || l.stopping {
-				l.commit()
-			}
+			l.committed(streams, commits, err)
 		})
 	})
+}
+
+func (l *loop) committed(streams []*stream, commits []commit, err error) {
+	for i, s := range streams {
+		if err != nil {
+			s.uncommitted = true
+		} else {
+			s.stored = commits[i].checkpoint
+		}
+	}
+	if err != nil {
+		l.metrics.checkpointErrors.Inc()
+		if !isRebalance(err) {
+			l.sourceLost(err)
+		}
+	}
+	if len(l.releases) > 0 || l.stopping && err == nil {
+		l.commit()
+	}
+}
+
+// release commits that streams were handed over, where the next owner hasn't committed yet: its word must not be covered. It runs beside the
+// loop.
+func (l *loop) release(ctx context.Context, releases []commit) error {
+	if len(releases) == 0 {
+		return nil
+	}
+	stored, err := l.group.fetchCheckpoints(ctx)
+	if err != nil {
+		return err
+	}
+	releases = slices.DeleteFunc(releases, func(c commit) bool {
+		last, ok := stored[c.topicPartition]
+		return ok && last.owner != l.self
+	})
+	return l.group.commit(ctx, releases)
 }
 
 // stop begins the shutdown.
@@ -539,7 +567,7 @@ func (l *loop) sourceRefreshed(view *clusterView, err error) {
 	first := l.registry == nil
 	if first {
 		writer := fmt.Sprintf("%s %s", l.clientID, l.self)
-		l.registry = newRegistry(l.mirror, l.opts.Name, view.clusterID, writer, l.opts.ReplicationFactor)
+		l.registry = newRegistry(l.mirror, l.opts.Name, view.clusterID, writer, l.opts.ReplicationFactor, l.log)
 	}
 	l.sourceView = view
 	topics := make(map[string]int32, len(view.topics))

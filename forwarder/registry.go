@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
 )
 
 // segmentRecord is one record of the segments topic: source offsets from Source on have the positions from Position on, in that
@@ -44,6 +45,7 @@ type registry struct {
 	source string // source cluster ID
 	writer string
 	rf     int16
+	log    *zap.Logger
 
 	mu       sync.Mutex // held for a whole read or write: they are rare and batched
 	known    map[identity]*numbering
@@ -52,9 +54,9 @@ type registry struct {
 	made     bool
 }
 
-func newRegistry(client *kgo.Client, name, source, writer string, rf int16) *registry {
+func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log *zap.Logger) *registry {
 	return &registry{
-		client: client, topic: "__kmirror." + name + ".segments", source: source, writer: writer, rf: rf,
+		client: client, topic: "__kmirror." + name + ".segments", source: source, writer: writer, rf: rf, log: log,
 		known: map[identity]*numbering{}, latest: map[identity]int32{},
 	}
 }
@@ -149,16 +151,12 @@ func (r *registry) readToEnd(ctx context.Context) error {
 		if err := fetches.Err(); err != nil {
 			return fmt.Errorf("topic %s: %w", r.topic, err)
 		}
-		var bad error
 		fetches.EachRecord(func(rec *kgo.Record) {
 			if rec.Offset >= r.position {
 				r.position = rec.Offset + 1
-				bad = errors.Join(bad, r.apply(rec))
+				r.apply(rec)
 			}
 		})
-		if bad != nil {
-			return bad
-		}
 	}
 	return nil
 }
@@ -191,17 +189,18 @@ func (r *registry) end(ctx context.Context) (int64, error) {
 	}
 }
 
-func (r *registry) apply(rec *kgo.Record) error {
+// apply takes one record. What isn't kmirror's was written by somebody who had no business here; it decides nothing.
+func (r *registry) apply(rec *kgo.Record) {
 	var s segmentRecord
 	err := json.Unmarshal(rec.Value, &s)
 	if err == nil {
 		var id identity
 		if id, err = s.identity(); err == nil {
 			r.insert(id, segment{s.Source, s.Position}, s.Birth)
-			return nil
+			return
 		}
 	}
-	return fmt.Errorf("topic %s offset %d is no record of kmirror's: %w", r.topic, rec.Offset, err)
+	r.log.Warn("record that isn't kmirror's in its segments topic; ignored", zap.String("topic", r.topic), zap.Int64("offset", rec.Offset), zap.Error(err))
 }
 
 // insert keeps a segment unless an earlier record decided it.

@@ -33,7 +33,8 @@ type conn struct {
 	requests  pipe // client to source
 	responses pipe // source to client
 	flight    flight
-	streamed  atomic.Uint64 // number of the last request whose kept frame was written to the broker to its end
+	filled    atomic.Uint64 // number of the last large request whose kept frame was read to its end
+	written   atomic.Uint64 // the same, and written to the broker
 
 	// tokens is how many raw SASL tokens follow a SaslHandshake v0; manyTokens until a frame looks like a request. Of the
 	// request goroutine.
@@ -217,7 +218,7 @@ func (c *conn) push(r request) error {
 // passOn passes a frame of n bytes: whole from the buffer if it fits, else as a stream.
 func (c *conn) passOn(n int) error {
 	if n > maxPeek {
-		return c.requests.stream(n, nil)
+		return c.requests.stream(n)
 	}
 	if _, err := c.requests.peek(n); err != nil {
 		return err
@@ -246,7 +247,7 @@ func (c *conn) forwardProduce(r request, n int) error {
 	if n <= maxPeek {
 		return c.forwardCopied(r, n)
 	}
-	return c.forwardKept(r, n)
+	return c.forwardKept(r)
 }
 
 // produceAcks looks for acks, which follows three strings, as far into the frame as needed.
@@ -288,7 +289,7 @@ func (c *conn) forwardCopied(r request, n int) error {
 }
 
 // forwardKept passes on a large request as it comes in, through the buffer that is kept.
-func (c *conn) forwardKept(r request, n int) error {
+func (c *conn) forwardKept(r request) error {
 	if err := c.push(r); err != nil {
 		c.drop(r.frame)
 		return err
@@ -296,14 +297,9 @@ func (c *conn) forwardKept(r request, n int) error {
 	seq := c.flight.last()
 	frame := r.frame
 	frame.Retain() // a broker's early answer must not free what is being written
-	err := c.requests.stream(n, frame.B)
-	if err == nil {
-		err = c.requests.flush() // what was already in the pipe's buffer
-	}
+	err := c.requests.streamKept(frame.B, &c.filled, seq)
 	frame.Release()
-	if err == nil {
-		c.streamed.Store(seq)
-	}
+	c.written.Store(seq)
 	return err
 }
 
@@ -407,7 +403,7 @@ func (c *conn) answer(r *request, prefix []byte) error {
 		if err != nil {
 			return &closeError{reasonResponse, err}
 		}
-		return p.stream(size+protocol.SizePrefix, nil)
+		return p.stream(size + protocol.SizePrefix)
 	}
 	size, err := protocol.ResponseSize(prefix)
 	if err != nil {
@@ -426,7 +422,7 @@ func (c *conn) answer(r *request, prefix []byte) error {
 	case r.answer != answerOpaque:
 		return c.readResponse(r, n)
 	case n > maxPeek:
-		return p.stream(n, nil)
+		return p.stream(n)
 	}
 	if _, err := p.peek(n); err != nil {
 		return midFrame(err)

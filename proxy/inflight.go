@@ -29,7 +29,7 @@ type request struct {
 	header protocol.RequestHeader
 	answer answer
 	frame  *bufpool.Buf // a Produce request kept for the sink; nil for all others
-	copied bool         // frame is a copy of its own, not the buffer that is being written to the broker
+	copied bool         // frame is a copy of its own, not the buffer that is written to the broker
 	seq    uint64       // number of the request on this connection
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -114,21 +115,15 @@ type writeError struct{ error }
 
 func (e *writeError) Unwrap() error { return e.error }
 
-// stream lets the next n bytes go without looking at them; if keep isn't nil, they are copied to it, and it has n bytes.
-func (p *pipe) stream(n int, keep []byte) error {
+// stream lets the next n bytes go without looking at them.
+func (p *pipe) stream(n int) error {
 	here := min(n, p.end-p.next)
-	if keep != nil {
-		copy(keep, p.buf.B[p.next:p.next+here])
-	}
 	p.pass(here)
 	if n -= here; n == 0 {
 		return nil
 	}
 	if err := p.flush(); err != nil {
 		return err
-	}
-	if keep != nil {
-		return p.streamThrough(keep[here:], n)
 	}
 	p.release()
 	if _, ok := p.to.(*net.TCPConn); ok && p.raw != nil && p.frameTimeout == 0 && n > pipeBuffer {
@@ -138,7 +133,7 @@ func (p *pipe) stream(n int, keep []byte) error {
 	defer scratch.Release()
 	for n > 0 {
 		m := min(n, len(scratch.B))
-		if err := p.streamThrough(scratch.B[:m], m); err != nil {
+		if err := p.streamThrough(scratch.B[:m], nil, 0); err != nil {
 			return err
 		}
 		n -= m
@@ -146,20 +141,38 @@ func (p *pipe) stream(n int, keep []byte) error {
 	return nil
 }
 
-// streamThrough reads n bytes into b and writes them as they come. The pipe's own buffer is empty.
-func (p *pipe) streamThrough(b []byte, n int) error {
-	for at := 0; at < n; {
+// streamKept lets the next len(keep) bytes go, writes all of them, and keeps them. It stores seq in whole once keep is filled,
+// which is before the last byte is written, so that who answers can read keep.
+func (p *pipe) streamKept(keep []byte, whole *atomic.Uint64, seq uint64) error {
+	here := copy(keep, p.unread())
+	p.pass(here)
+	if here == len(keep) {
+		whole.Store(seq)
+	}
+	if err := p.flush(); err != nil {
+		return err
+	}
+	return p.streamThrough(keep[here:], whole, seq)
+}
+
+// streamThrough reads into b and writes what it reads as it comes, until b was filled once; see streamKept. The pipe's own
+// buffer is empty.
+func (p *pipe) streamThrough(b []byte, whole *atomic.Uint64, seq uint64) error {
+	for at := 0; at < len(b); {
 		if err := p.limitWait(); err != nil {
 			return err
 		}
-		m, err := p.from.Read(b[at:n])
+		m, err := p.from.Read(b[at:])
 		if m > 0 {
+			if at+m == len(b) && whole != nil {
+				whole.Store(seq)
+			}
 			if err := p.write(b[at : at+m]); err != nil {
 				return err
 			}
 			at += m
 		}
-		if err != nil && at < n {
+		if err != nil && at < len(b) {
 			return midFrame(err)
 		}
 	}

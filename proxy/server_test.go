@@ -11,10 +11,13 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
 	"kmirror/protocol"
 )
+
+var nopLogger = zap.NewNop()
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

@@ -49,8 +49,8 @@ func (c *conn) readKept(r *request) {
 	if r.frame == nil {
 		return
 	}
-	if !r.copied && c.streamed.Load() < r.seq {
-		return // answered before it was sent: the request goroutine still works on the frame
+	if !r.copied && c.filled.Load() < r.seq {
+		return // answered before all of it was sent: the request goroutine still reads into the frame
 	}
 	walk := protocol.NewProduceRequest(r.frame.B)
 	for walk.Next() {
@@ -123,10 +123,11 @@ func (c *conn) tell(r *request, i int, a *protocol.ProduceResponse) {
 	c.offer(r, a, batch)
 }
 
-// offer hands a batch to the sink: with the frame that it lies in if it's alone there, else as a copy.
+// offer hands a batch to the sink: with the frame that it lies in if it's alone there, else as a copy. The sink may change the
+// batch, so a frame whose last write hasn't returned (though its answer is here) isn't handed over either.
 func (c *conn) offer(r *request, a *protocol.ProduceResponse, batch protocol.Batch) {
 	memory := r.frame
-	if len(c.produceParts) == 1 {
+	if len(c.produceParts) == 1 && (r.copied || c.written.Load() >= r.seq) {
 		c.s.unhold(len(memory.B))
 		r.frame = nil
 	} else {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -105,15 +106,10 @@ func run(t *testing.T, args ...string) (code int, output string) {
 	return code, p.output.String()
 }
 
-// freePort returns the address of a port that was free just now.
+// freePort returns the address of a free port; the three behind it are free too, for the listeners of the brokers.
 func freePort(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(kafkatest.PortBlock(t, 4)))
 }
 
 func waitReady(t *testing.T, adminAddress string) {

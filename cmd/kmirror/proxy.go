@@ -273,10 +273,13 @@ func (x *instance) runMirror(ctx context.Context) error {
 
 // ready says what clients would miss if they came now.
 func (x *instance) ready() error {
-	if x.proxy != nil && !x.proxy.Ready() {
-		return errors.New("not every known broker's port is bound")
+	if x.proxy == nil || x.proxy.Ready() {
+		return nil
 	}
-	return nil
+	for id, why := range x.proxy.Status().BindingFailed {
+		return fmt.Errorf("no listener for broker %d: %s", id, why)
+	}
+	return errors.New("the source's brokers are not known yet")
 }
 
 func (x *instance) status() admin.Status {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -146,29 +147,42 @@ func produce(t *testing.T, address, topic string, n int) {
 }
 
 func TestProduceMirrorStatusVerify(t *testing.T) {
-	source, mirror := kafkatest.Fake(t, kafkatest.Brokers(3), kafkatest.FakeOpts(kfake.SeedTopics(3, "orders"))), kafkatest.Fake(t)
+	t.Run("kfake", func(t *testing.T) {
+		source, mirror := kafkatest.Fake(t, kafkatest.Brokers(3)), kafkatest.Fake(t)
+		produceMirrorStatusVerify(t, source, mirror)
+		source.Close()
+		if code, output := run(t, "verify", "--patience", "0s", "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0]); code != 2 {
+			t.Errorf("verify = exit code %d: %s, want 2 when a cluster is down", code, output)
+		}
+	})
+	t.Run("kafka", func(t *testing.T) { produceMirrorStatusVerify(t, kafkatest.Real(t), kafkatest.Real(t)) })
+}
+
+func produceMirrorStatusVerify(t *testing.T, source, mirror kafkatest.Cluster) {
+	kafkatest.CreateTopic(t, source, "orders", 3, 1)
 	listen, admin := freePort(t), freePort(t)
 	clusters := []string{"--source", fmt.Sprintf("%s , %s,", freePort(t), source.Seeds()[0]), "--mirror", mirror.Seeds()[0], "--topics", "orders"}
+	verify := append([]string{"verify", "--patience", "0s"}, clusters...)
 	p := start(t, append([]string{"proxy", "--listen", listen, "--admin", admin, "--name", "test"}, clusters...)...)
 	waitReady(t, admin)
 	produce(t, listen, "orders", 50)
 	if code, output := run(t, "status", "--admin", admin, "--until-caught-up", "--timeout", "30s"); code != 0 || !strings.Contains(output, "caught up") {
 		t.Fatalf("status = exit code %d: %s, want 0", code, output)
 	}
-	if code, output := run(t, append([]string{"verify", "--patience", "0s"}, clusters...)...); code != 0 || !strings.Contains(output, "equal") {
-		t.Fatalf("verify = exit code %d: %s, want 0", code, output)
+	if code, output := run(t, verify...); code != 0 || !strings.Contains(output, "50 compared") || strings.Contains(output, "shifted") {
+		t.Fatalf("verify = exit code %d: %s, want 0 and the same offsets", code, output)
 	}
 	p.signal(t, syscall.SIGTERM)
 	if code := p.wait(t, 30*time.Second); code != 0 {
 		t.Fatalf("exit code after SIGTERM = %d, want 0", code)
 	}
-	produce(t, source.Seeds()[0], "orders", 1)
-	if code, output := run(t, append([]string{"verify", "--patience", "0s"}, clusters...)...); code != 1 || !strings.Contains(output, "behind by 1 offsets") {
-		t.Errorf("verify = exit code %d: %s, want 1 and what is missing", code, output)
+	lag, err := kadm.NewClient(source.Client(t)).Lag(t.Context(), "kmirror.test")
+	if err != nil || lag.Error() != nil || lag["kmirror.test"].Lag.Total() != 0 || len(lag["kmirror.test"].Lag["orders"]) != 3 {
+		t.Errorf("lag of group kmirror.test = %+v, %v, want 0 on 3 partitions", lag, err)
 	}
-	source.Close()
-	if code, output := run(t, "verify", "--patience", "0s", "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0]); code != 2 {
-		t.Errorf("verify = exit code %d: %s, want 2 when the source is down", code, output)
+	produce(t, source.Seeds()[0], "orders", 1)
+	if code, output := run(t, verify...); code != 1 || !strings.Contains(output, "behind by 1 offsets") {
+		t.Errorf("verify = exit code %d: %s, want 1 and what is missing", code, output)
 	}
 }
 

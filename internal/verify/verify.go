@@ -15,6 +15,7 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -85,6 +86,8 @@ type Report struct {
 	Partitions []Partition `json:"partitions"`
 }
 
+var errNoTopic = errors.New("the source has none of the topics")
+
 // Run compares every partition of the wanted topics. The error is about the clusters as a whole; what happens to one partition is in
 // its entry.
 func Run(ctx context.Context, opts Options) (Report, error) {
@@ -96,6 +99,9 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	source, err := openCluster(ctx, opts.Source, opts.Topics)
 	if err != nil {
 		return Report{Result: Unknown}, fmt.Errorf("source: %w", err)
+	}
+	if len(source.logs) == 0 {
+		return Report{Result: Unknown}, errNoTopic
 	}
 	var report Report
 	for _, key := range source.partitions() {

@@ -322,6 +322,14 @@ func TestMirrorThatIsStillCatchingUpGetsItsTime(t *testing.T) {
 	})
 }
 
+func TestNoTopicIsNotEqual(t *testing.T) {
+	source, mirror := kafkatest.Fake(t), kafkatest.Fake(t)
+	report, err := Run(t.Context(), Options{Source: source.Client(t), Mirror: mirror.Client(t), Topics: func(string) bool { return true }})
+	if err == nil || report.Result != Unknown {
+		t.Errorf("Run = %+v, %v, want unknown and an error", report, err)
+	}
+}
+
 func TestOverall(t *testing.T) {
 	for want, partitions := range map[Result][]Partition{
 		Equal:     {{Result: Equal}},

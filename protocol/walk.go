@@ -69,8 +69,16 @@ func (w *walker) topicID() (id TopicID) {
 	return id
 }
 
-// uvarint reads an unsigned varint of at most 32 bits.
+// uvarint reads an unsigned varint of at most 32 bits. Most have one byte.
 func (w *walker) uvarint() int {
+	if !w.bad && w.at < len(w.b) && w.b[w.at] < 0x80 {
+		w.at++
+		return int(w.b[w.at-1])
+	}
+	return w.longUvarint()
+}
+
+func (w *walker) longUvarint() int {
 	var v uint64
 	for shift := 0; shift < 35; shift += 7 {
 		s := w.span(1)

@@ -205,7 +205,7 @@ func (x *instance) buildProxy(source forwarder.ClusterOptions, lister proxy.Brok
 }
 
 // proxyGrace leaves the forwarder its part of the grace time.
-func proxyGrace(grace time.Duration) time.Duration { return grace - min(10*time.Second, grace/2) }
+func proxyGrace(grace time.Duration) time.Duration { return grace - min(12*time.Second, grace/2) }
 
 // brokerPortBase is the setting, or the bootstrap listener's port + 1, so that restarts give each broker the same port. A listener
 // on any free port lets the brokers have any free port too.

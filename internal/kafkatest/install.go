@@ -38,12 +38,6 @@ func needKafka(t testing.TB) installation {
 	return inst
 }
 
-// Prepare makes the installation that real clusters need, if it isn't there yet.
-func Prepare() error {
-	_, err := installed()
-	return err
-}
-
 var installed = sync.OnceValues(func() (installation, error) {
 	root, err := repositoryRoot()
 	if err != nil {

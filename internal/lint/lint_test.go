@@ -41,6 +41,7 @@ var mayImport = []struct {
 	{"forwarder", []string{"protocol", "internal/bufpool"}},
 	{"internal/admin", nil},
 	{"internal/bufpool", nil},
+	{"internal/demo", nil},
 	{"internal/kafkatest", nil},
 	{"internal/lint", nil},
 	{"internal/scripted", []string{"protocol", "internal/scripted/"}},

@@ -103,6 +103,16 @@ func fetchJars(java, pom, dir string) error {
 	return os.WriteFile(stampFile, []byte(stamp), 0o666)
 }
 
+// Root returns the repository's root folder.
+func Root(t testing.TB) string {
+	t.Helper()
+	root, err := repositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 // repositoryRoot is the nearest folder upwards that has a go.mod.
 func repositoryRoot() (string, error) {
 	dir, err := os.Getwd()

@@ -1,0 +1,103 @@
+// Package clients runs producers and consumers of other makes, to see that kmirror serves them unchanged: kcat and
+// confluent-kafka (librdkafka), kafka-python, aiokafka and kafkajs. It doesn't run Kafka's own Java tools; kafkatest.Tool does.
+//
+// A producer writes COUNT records with key "key-N", value "PREFIX-N" and, but for kcat, header n=N, and ends with an error
+// unless each was acknowledged. A consumer reads COUNT records in a group from the topic's beginning and prints their values,
+// a line each. The scripts beside this file take the arguments
+//
+//	produce BOOTSTRAP TOPIC PREFIX COUNT ACKS CODEC IDEMPOTENT
+//	consume BOOTSTRAP TOPIC GROUP COUNT
+//
+// and find their libraries where `make deps` puts them, in .cache.
+package clients
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kmirror/internal/kafkatest"
+)
+
+// Client is one client library.
+type Client struct {
+	Name   string
+	Codecs []string // those that it can write here, by Kafka's names
+	script string   // beside this file; none for kcat
+}
+
+var allCodecs = []string{"none", "gzip", "snappy", "lz4", "zstd"}
+
+// All lists the clients.
+func All() []Client {
+	return []Client{
+		{Name: "kcat", Codecs: allCodecs},
+		{Name: "confluent-kafka", Codecs: allCodecs, script: "confluent.py"},
+		{Name: "kafka-python", Codecs: allCodecs, script: "kafka_python.py"},
+		{Name: "aiokafka", Codecs: allCodecs, script: "aio.py"},
+		{Name: "kafkajs", Codecs: []string{"none", "gzip"}, script: "kafkajs.js"},
+	}
+}
+
+// Production is what a producer shall do.
+type Production struct {
+	Bootstrap, Topic, Prefix string
+	Count                    int
+	Acks                     string // "0", "1" or "all"
+	Codec                    string // one of the client's
+	Idempotent               bool   // only with acks=all
+}
+
+// Producer returns a command that carries p out, to be started with kafkatest.Spawn or run. It's killed when the test ends.
+func (c Client) Producer(t testing.TB, p Production) *exec.Cmd {
+	t.Helper()
+	if c.script != "" {
+		return c.command(t, "produce", p.Bootstrap, p.Topic, p.Prefix, strconv.Itoa(p.Count), p.Acks, p.Codec, strconv.FormatBool(p.Idempotent))
+	}
+	cmd := c.command(t, "-P", "-b", p.Bootstrap, "-t", p.Topic, "-K", ":", "-z", p.Codec, "-X", "acks="+p.Acks,
+		"-X", "enable.idempotence="+strconv.FormatBool(p.Idempotent))
+	var lines strings.Builder
+	for i := range p.Count {
+		fmt.Fprintf(&lines, "key-%d:%s-%d\n", i, p.Prefix, i)
+	}
+	cmd.Stdin = strings.NewReader(lines.String())
+	return cmd
+}
+
+// Consumer returns a command that reads count records of topic as a member of group and prints their values.
+func (c Client) Consumer(t testing.TB, bootstrap, topic, group string, count int) *exec.Cmd {
+	t.Helper()
+	if c.script != "" {
+		return c.command(t, "consume", bootstrap, topic, group, strconv.Itoa(count))
+	}
+	return c.command(t, "-b", bootstrap, "-X", "auto.offset.reset=earliest", "-c", strconv.Itoa(count), "-q", "-G", group, topic)
+}
+
+// command is the client's program with args. Where it isn't installed, the test is skipped, or fails on CI.
+func (c Client) command(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	root := kafkatest.Root(t)
+	script := filepath.Join(root, "test", "clients", c.script)
+	program := "kcat"
+	var env []string
+	switch filepath.Ext(c.script) {
+	case ".py":
+		program, args = filepath.Join(root, ".cache", "venv", "bin", "python"), append([]string{"-B", script}, args...)
+	case ".js":
+		program, args = "node", append([]string{script}, args...)
+		env = append(os.Environ(), "NODE_PATH="+filepath.Join(root, ".cache", "node", "node_modules"))
+	}
+	if _, err := exec.LookPath(program); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("%s: %v", c.Name, err)
+		}
+		t.Skipf("%s: %v; `make deps` installs it", c.Name, err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = env
+	return cmd
+}

@@ -22,13 +22,16 @@ type sharedPair struct {
 
 func (p *sharedPair) usable() bool { return p.main }
 
-// Main runs the tests of a package that uses Shared, and ends the shared brokers after them:
+// Main runs the tests of a package that uses Shared, and ends the shared brokers after them, then calls after:
 //
 //	func TestMain(m *testing.M) { kafkatest.Main(m) }
-func Main(m *testing.M) {
+func Main(m *testing.M, after ...func()) {
 	shared.main = true
 	code := m.Run()
 	shared.close()
+	for _, f := range after {
+		f()
+	}
 	os.Exit(code)
 }
 

@@ -95,7 +95,7 @@ func (l *loop) startFetches() {
 			delete(l.fetchWanted, s)
 			continue
 		}
-		if s.sourceLeader.leader < 0 || s.fetching || s.segmenting || s.queuedBytes > maxQueuedBytes || l.now.Before(s.fetchAfter) {
+		if s.sourceLeader.leader < 0 || s.fetching || s.segmenting || s.asking || s.queuedBytes > maxQueuedBytes || l.now.Before(s.fetchAfter) {
 			continue
 		}
 		f := l.fetcherFor(s)
@@ -393,27 +393,19 @@ func (l *loop) checkRange(s *stream) {
 			case next < start.offset:
 				l.lostGround(s, start.offset)
 			case next > end.offset:
-				l.diverged(s, end.offset)
+				l.diverged(s, &divergedError{end.offset, next})
 			}
 		})
 	})
 }
 
-// lostGround reports what the source deleted before it was mirrored, and goes on behind it in a new generation (rule N4).
+// lostGround goes on behind what the source deleted before it was mirrored, in a new generation (rule N4), or stops as the policy says.
 func (l *loop) lostGround(s *stream, start int64) {
-	l.log.Error("source deleted records before they were mirrored",
-		s.logFields(zap.Int64("from", s.next), zap.Int64("to", start), zap.Int64("records", start-s.next))...)
-	l.metrics.lostRecords.Add(float64(start - s.next))
-	s.lost += start - s.next
+	err := fmt.Errorf("source deleted offsets [%d, %d) before they were mirrored", s.next, start)
 	if l.opts.StopOnDataLoss {
-		l.fail(s, fmt.Errorf("source deleted offsets [%d, %d) before they were mirrored", s.next, start), time.Minute)
+		l.fail(s, err, time.Minute)
 		return
 	}
-	l.endSession(s, fmt.Errorf("source deleted offsets [%d, %d) before they were mirrored", s.next, start))
-	s.askGen = generationAsk{wanted: true, source: start}
-}
-
-// diverged reports a source that truncated its log below what was mirrored.
-func (l *loop) diverged(s *stream, end int64) {
-	l.fail(s, fmt.Errorf("diverged: offsets [%d, %d) are on the mirror, but the source's log was truncated to %d", end, s.next, end), time.Minute)
+	l.endSession(s, err)
+	s.askGen = generationAsk{why: afterLoss, source: start}
 }

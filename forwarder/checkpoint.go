@@ -18,7 +18,7 @@ type checkpoint struct {
 	position      int64 // of next
 	mirrorOffset  int64 // base offset on the mirror of our last batch, -1: nothing was appended yet
 	mirrorEnd     int64 // mirror offset behind our last batch, -1: nothing was appended yet
-	sourceEpoch   int32 // leader epoch of the source when next was reached, -1: not known
+	lineage             // of the source's log
 	owner         process
 	released      bool // the owner drained and let go (rule W1)
 }
@@ -27,8 +27,8 @@ const checkpointMagic = "kmirror1"
 
 // metadata is a single line that people can read too.
 func (c *checkpoint) metadata() string {
-	return fmt.Sprintf("%s source=%s mirror=%s gen=%d pos=%d at=%d end=%d epoch=%d owner=%s released=%t", checkpointMagic,
-		hex.EncodeToString(c.sourceTopicID[:]), hex.EncodeToString(c.mirrorTopicID[:]), c.generation, c.position, c.mirrorOffset, c.mirrorEnd, c.sourceEpoch, c.owner, c.released)
+	return fmt.Sprintf("%s source=%s mirror=%s gen=%d pos=%d at=%d end=%d epoch=%d below=%d owner=%s released=%t", checkpointMagic,
+		hex.EncodeToString(c.sourceTopicID[:]), hex.EncodeToString(c.mirrorTopicID[:]), c.generation, c.position, c.mirrorOffset, c.mirrorEnd, c.lineage.epoch, c.lineage.end, c.owner, c.released)
 }
 
 // parseCheckpoint reads a committed offset; false for one that isn't kmirror's (somebody reset the group's offsets, say).
@@ -39,9 +39,9 @@ func parseCheckpoint(next int64, metadata string) (c checkpoint, ok bool) {
 		return c, false
 	}
 	var source, mirror, owner string
-	n, err := fmt.Sscanf(rest, "source=%32s mirror=%32s gen=%d pos=%d at=%d end=%d epoch=%d owner=%s released=%t",
-		&source, &mirror, &c.generation, &c.position, &c.mirrorOffset, &c.mirrorEnd, &c.sourceEpoch, &owner, &c.released)
-	if n != 9 || err != nil {
+	n, err := fmt.Sscanf(rest, "source=%32s mirror=%32s gen=%d pos=%d at=%d end=%d epoch=%d below=%d owner=%s released=%t",
+		&source, &mirror, &c.generation, &c.position, &c.mirrorOffset, &c.mirrorEnd, &c.lineage.epoch, &c.lineage.end, &owner, &c.released)
+	if n != 10 || err != nil {
 		return c, false
 	}
 	if c.sourceTopicID, err = parseTopicID(source); err != nil {

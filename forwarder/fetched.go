@@ -17,6 +17,8 @@ import (
 type piece struct {
 	base, end int64
 	batch     protocol.Batch // nil: a marker or a batch of an aborted transaction
+	// leaderEpoch under which the source took it; the batch forgets it when it is stamped.
+	leaderEpoch int32
 }
 
 // plan is what a Fetch brought for a stream, from its next offset on, without a gap.
@@ -61,7 +63,7 @@ func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbort
 		case !b.Dense():
 			return pieces, fmt.Errorf("batch at [%d, %d) has %d records: compacted topics can't be mirrored yet", base, end, b.RecordCount())
 		default:
-			pieces = append(pieces, piece{base: base, end: end, batch: b})
+			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch()})
 		}
 		next = end
 	}
@@ -159,6 +161,7 @@ func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
 			return fmt.Errorf("batch at [%d, %d): %w", x.base, x.end, err)
 		}
 		s.tailRead += x.end - x.base
+		s.lineage = lineage{x.leaderEpoch, x.end}
 	}
 	return nil
 }

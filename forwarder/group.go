@@ -263,7 +263,7 @@ func (g *group) commit(ctx context.Context, commits []commit) error {
 			req.Topics = append(req.Topics, t)
 		}
 		p := kmsg.NewOffsetCommitRequestTopicPartition()
-		p.Partition, p.Offset, p.LeaderEpoch = c.partition, c.next, c.sourceEpoch
+		p.Partition, p.Offset, p.LeaderEpoch = c.partition, c.next, c.lineage.epoch
 		p.Metadata = kmsg.StringPtr(c.metadata())
 		req.Topics[j].Partitions = append(req.Topics[j].Partitions, p)
 	}

@@ -143,10 +143,10 @@ func (l *loop) makeReady(s *stream) {
 
 // queueUp puts a stream at the end of its link's turn, unless it has nothing to send.
 func (s *stream) queueUp() bool {
-	if s.conn == nil || s.inReady || len(s.queue) == 0 {
+	if s.conn == nil || s.readyOn == s.link || len(s.queue) == 0 {
 		return false
 	}
-	s.inReady = true
+	s.readyOn = s.link
 	s.link.ready = append(s.link.ready, s)
 	return true
 }
@@ -180,10 +180,10 @@ func (l *loop) produce(k *link) bool {
 	for n := len(k.ready); n > 0 && size < maxRequestBytes; n-- {
 		s := k.ready[0]
 		k.ready = append(k.ready[:0], k.ready[1:]...)
-		s.inReady = false
-		if s.conn != k.conn {
-			continue
+		if s.readyOn != k {
+			continue // of a session that ended
 		}
+		s.readyOn = nil
 		switch s.maySend(l.now) {
 		case ready:
 			if size > 0 && size+s.queue[0].sizeBytes() > maxRequestBytes {

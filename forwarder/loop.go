@@ -293,7 +293,10 @@ func (l *loop) reconcile() {
 }
 
 func (l *loop) setLeaders(s *stream, source, mirror leadership) {
-	s.sourceLeader = source
+	moved := source != s.sourceLeader && s.sourceLeader.leader >= 0
+	if s.sourceLeader = source; moved {
+		l.sourceMoved(s)
+	}
 	if mirror == s.mirrorLeader {
 		return
 	}
@@ -335,7 +338,7 @@ func (l *loop) letStreamGo(s *stream, hand bool) {
 			l.releases = append(l.releases, commit{s.topicPartition, s.topicID, c})
 			l.commit()
 		}
-		s.conn, s.link = nil, nil
+		s.conn, s.link, s.readyOn = nil, nil, nil
 		l.reconcile()
 	}
 	l.drained(s)
@@ -346,6 +349,7 @@ func (s *stream) checkpoint(self process) checkpoint {
 	c := s.stored
 	if s.acked >= 0 {
 		c.next, c.position, c.mirrorOffset, c.mirrorEnd = s.acked, s.ackedPosition(), s.lastBatchAt, s.mirrorEnd
+		c.lineage = s.lineage
 	}
 	c.sourceTopicID, c.mirrorTopicID, c.owner, c.released = s.topicID, s.mirrorTopicID, self, false
 	return c
@@ -385,7 +389,9 @@ func (l *loop) loadCheckpoints(fresh []*stream) {
 // inherit takes the last owner's checkpoint and what it says of requests that may still be on their way (rule S5).
 func (l *loop) inherit(s *stream, c checkpoint, ok bool) {
 	s.stored = c
-	s.haveStored = ok && c.sourceTopicID == s.topicID && c.mirrorTopicID == s.mirrorTopicID
+	if s.haveStored = ok && c.sourceTopicID == s.topicID && c.mirrorTopicID == s.mirrorTopicID; s.haveStored {
+		s.lineage = c.lineage
+	}
 	switch {
 	case !s.haveStored || c.released:
 	case c.owner == l.self, c.owner.knownDead(l.self):
@@ -568,6 +574,9 @@ func (l *loop) sourceRefreshed(view *clusterView, err error) {
 	if first {
 		writer := fmt.Sprintf("%s %s", l.clientID, l.self)
 		l.registry = newRegistry(l.mirror, l.opts.Name, view.clusterID, writer, l.opts.ReplicationFactor, l.log)
+	}
+	for _, s := range l.streams {
+		s.ageLineage(view.leadership(s.topic, s.index).epoch, l.now)
 	}
 	l.sourceView = view
 	topics := make(map[string]int32, len(view.topics))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,6 +24,7 @@ type recoverJob struct {
 	have    bool // stored was read and is of this mirror topic
 	twice   bool // W2: two answers two seconds apart must agree
 	gen     generationAsk
+	lineage lineage
 	start   Start
 	startAt time.Time
 }
@@ -36,6 +36,8 @@ type recovered struct {
 	standing  standing
 	next      int64 // source offset
 	fresh     bool  // never appended anything: nothing can be on its way
+	opened    bool  // in a generation that began with this recovery
+	behind    int64 // where the generation before ended
 	stored    checkpoint
 	err       error
 	failed    bool // err needs a person
@@ -106,7 +108,7 @@ func (l *loop) recoverJob(s *stream) *recoverJob {
 		stream: s, tp: s.topicPartition, id: id, stored: s.stored,
 		have:  s.haveStored,
 		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
-		twice: s.askTwice, gen: s.askGen, start: l.opts.Start, startAt: l.opts.StartTimestamp,
+		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, start: l.opts.Start, startAt: l.opts.StartTimestamp,
 	}
 }
 
@@ -131,6 +133,9 @@ func (l *loop) recoverAll(ctx context.Context, c *conn, jobs []*recoverJob) []re
 		l.lookUp(&results[i])
 	}
 	if err := l.resolveAll(ctx, c, results); err != nil {
+		return failAll(err)
+	}
+	if err := l.checkLineage(ctx, results); err != nil {
 		return failAll(err)
 	}
 	if err := l.bear(ctx, results); err != nil {
@@ -226,37 +231,43 @@ func (l *loop) bear(ctx context.Context, results []recovered) error {
 	var births []segmentRecord
 	for i := range results {
 		r := &results[i]
+		if len(r.numbering.segments) > 0 {
+			l.goOn(r)
+		}
 		if r.err != nil {
 			continue
 		}
-		if birth, ok := l.birthOf(r, starts); ok {
+		if birth, ok := r.birth(starts); ok {
 			births = append(births, birth)
 		}
 	}
-	if len(births) > 0 {
-		if err := l.registry.adopt(ctx, births); err != nil {
-			return err
-		}
+	if len(births) == 0 {
+		return nil
+	}
+	if err := l.registry.adopt(ctx, births); err != nil {
+		return err
 	}
 	for i := range results {
 		r := &results[i]
 		if r.err != nil {
 			continue
 		}
-		before := r.numbering.generation
-		if n, ok := l.registry.lookUp(r.job.id); ok {
-			r.numbering = n
-		}
+		born, before := len(r.numbering.segments) > 0, r.numbering.generation
+		r.numbering, _ = l.registry.lookUp(r.job.id)
 		if r.numbering.generation != before {
+			r.opened, r.behind = true, r.next
 			r.standing.found, r.standing.known = false, false
 		}
-		l.goOn(r)
+		if !born || r.opened {
+			l.goOn(r)
+		}
 	}
 	return nil
 }
 
-// birthOf returns the record that a stream needs before its first append: its birth, or a new generation.
-func (l *loop) birthOf(r *recovered, starts map[topicPartition]int64) (segmentRecord, bool) {
+// birth returns the record that a stream needs before its first append: its birth, or that of a new generation. A new generation
+// begins at position 0, since every broker takes sequence 0 of a producer that it doesn't know.
+func (r *recovered) birth(starts map[topicPartition]int64) (segmentRecord, bool) {
 	rec := segmentRecord{
 		Topic: r.job.tp.topic, TopicID: hex.EncodeToString(r.job.id.topicID[:]), Partition: r.job.id.partition,
 		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Birth: true,
@@ -271,20 +282,23 @@ func (l *loop) birthOf(r *recovered, starts map[topicPartition]int64) (segmentRe
 			r.err, r.failed = errPositionUnknown, true
 			return rec, false
 		case !ok:
-			r.err = fmt.Errorf("source gave no start offset")
+			r.err = errors.New("the source gave no start offset")
 			return rec, false
 		}
 		rec.Source, rec.Position = start, start
 		return rec, true
 	}
-	if !r.job.gen.wanted {
-		return rec, false
+	wanted := false
+	switch r.job.gen.why {
+	case afterRefusal:
+		wanted = !r.standing.known && r.next == r.job.gen.source // else another owner went on
+	case afterLoss:
+		wanted = r.next < r.job.gen.source // else another owner did it
+	case afterDivergence:
+		wanted = true
 	}
 	rec.Generation, rec.Source, rec.Position = r.numbering.generation+1, r.job.gen.source, 0
-	if r.standing.known && r.standing.position != r.numbering.position(r.job.gen.source) {
-		return rec, false // the broker knows us after all: another owner went on
-	}
-	return rec, true
+	return rec, wanted
 }
 
 // goOn computes the next source offset (rules R3, R4).
@@ -327,10 +341,10 @@ func (l *loop) commitFirst(ctx context.Context, results []recovered) error {
 		}
 		c := checkpoint{
 			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation, position: r.numbering.position(r.next),
-			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, sourceEpoch: -1, owner: l.self,
+			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, lineage: r.job.lineage, owner: l.self,
 		}
 		if old := r.job.stored; r.job.have && old.generation == c.generation {
-			c.sourceEpoch, c.mirrorOffset = old.sourceEpoch, old.mirrorOffset
+			c.mirrorOffset = old.mirrorOffset
 		}
 		if r.standing.found && c.mirrorOffset < 0 {
 			c.mirrorOffset = r.standing.logStart // no batch of ours is known by its offset: a scan starts at the log's start
@@ -347,6 +361,12 @@ func (l *loop) recovered(k *link, c *conn, r *recovered) {
 	s.recovering = false
 	if s.removed || l.stopping {
 		l.drained(s)
+		return
+	}
+	if gone, ok := errors.AsType[*divergedError](r.err); ok {
+		if l.diverged(s, gone); !l.opts.StopOnDivergence {
+			l.retryLater(s, s.wait.next(), r.err)
+		}
 		return
 	}
 	if r.err != nil {
@@ -381,6 +401,10 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 		s.doubt, s.askTwice = false, false
 	}
 	s.quiet = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
+	if r.opened {
+		s.stateFresh = false // a late request of the generation before would not be refused (S5)
+		l.reportLoss(s, r)
+	}
 	s.askGen = generationAsk{}
 	s.stored, s.haveStored = r.stored, true
 	s.uncommitted, s.lastBatchAt = false, r.stored.mirrorOffset
@@ -411,4 +435,15 @@ func (l *loop) seekQuiet(s *stream) {
 	s.askTwice = true // W2
 	s.retryAt = l.now
 	l.recover(s)
+}
+
+// reportLoss says which source offsets a new generation left out, once.
+func (l *loop) reportLoss(s *stream, r *recovered) {
+	if r.job.gen.why != afterLoss || r.next <= r.behind {
+		return
+	}
+	l.log.Error("source deleted records before they were mirrored",
+		s.logFields(zap.Int64("from", r.behind), zap.Int64("to", r.next), zap.Int64("records", r.next-r.behind))...)
+	l.metrics.lostRecords.Add(float64(r.next - r.behind))
+	s.lost += r.next - r.behind
 }

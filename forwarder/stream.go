@@ -36,9 +36,9 @@ type stream struct {
 	session    int64
 	link       *link
 	conn       *conn
-	inReady    bool
-	unanswered int  // batches without an answer, of any session: they are waited for before the next
-	recovering bool // waiting for a link or being resolved
+	readyOn    *link // in whose ready list it is, nil: none
+	unanswered int   // batches without an answer, of any session: they are waited for before the next
+	recovering bool  // waiting for a link or being resolved
 	wait       backoff
 	retryAt    time.Time
 	removed    bool   // no longer ours; nothing may start
@@ -67,6 +67,11 @@ type stream struct {
 	tailOffered int64 // offered at tailFrom
 	holeTimer   bool
 
+	lineage  lineage // what the source's log had under which leader epoch
+	marked   int64   // acked at markedAt
+	markedAt time.Time
+	asking   bool // the source is asked about the lineage; nothing is read meanwhile
+
 	sourceEnd int64 // committed end on the source as last seen, -1: unknown
 	lost      int64
 	reason    string
@@ -75,14 +80,25 @@ type stream struct {
 
 // generationAsk says that recovery is to open a new generation (rule N4).
 type generationAsk struct {
-	wanted bool
+	why    generationWhy
 	source int64 // first source offset of it
 }
+
+// generationWhy says why a stream can't go on in its generation.
+type generationWhy int8
+
+const (
+	noGeneration    generationWhy = iota
+	afterRefusal                  // the broker wants a producer that it doesn't know to begin with sequence 0
+	afterLoss                     // the source deleted what comes next
+	afterDivergence               // the source truncated what was mirrored
+)
 
 func (l *loop) newStream(tp topicPartition, topicID protocol.TopicID, mirrorTopic string, mirrorTopicID protocol.TopicID) *stream {
 	s := &stream{
 		loop: l, topicPartition: tp, index: tp.partition, topicID: topicID, mirrorTopic: mirrorTopic, mirrorTopicID: mirrorTopicID,
 		sourceEnd: -1, lastBatchAt: -1, mirrorLeader: leadership{-1, -1}, sourceLeader: leadership{-1, -1},
+		lineage: lineage{epoch: -1}, marked: -1,
 		wait: newBackoff(100*time.Millisecond, 5*time.Second),
 	}
 	s.expireAge = l.expireAge
@@ -128,7 +144,7 @@ func (l *loop) endSession(s *stream, err error) {
 		return
 	}
 	s.doubt = s.doubt || len(s.flight) > 0
-	s.conn, s.link = nil, nil
+	s.conn, s.link, s.readyOn = nil, nil, nil
 	s.session++
 	s.accepting.Store(false)
 	s.flight = nil
@@ -156,6 +172,10 @@ func (l *loop) retryLater(s *stream, delay time.Duration, err error) {
 // fail stops a stream until a person acts; it looks again now and then, so that what was mended goes on without a restart.
 func (l *loop) fail(s *stream, err error, again time.Duration) {
 	l.endSession(s, err)
+	l.stopStream(s, err, again)
+}
+
+func (l *loop) stopStream(s *stream, err error, again time.Duration) {
 	l.setState(s, StateFailed, err.Error())
 	s.retryAt = l.now.Add(again)
 	l.timers.add(s.retryAt, func() { l.recover(s) })
@@ -238,6 +258,6 @@ func (l *loop) refusedByMirror(s *stream, e *entry, a produceAnswer) {
 	}
 	l.endSession(s, fmt.Errorf("mirror broker: %w", err))
 	if strict {
-		s.askGen = generationAsk{wanted: true, source: e.base}
+		s.askGen = generationAsk{why: afterRefusal, source: e.base}
 	}
 }

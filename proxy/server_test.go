@@ -10,6 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
@@ -73,10 +74,12 @@ func (r *recorder) grownCount() int {
 }
 
 // lister lists the brokers of a cluster through a client of its own.
-type lister struct{ adm *kadm.Client }
+type lister struct{ client *kgo.Client }
 
 func (l lister) Brokers(ctx context.Context) (string, []Broker, error) {
-	m, err := l.adm.BrokerMetadata(ctx)
+	request := kmsg.NewPtrMetadataRequest()
+	request.Topics = []kmsg.MetadataRequestTopic{} // none; kadm would answer from its cache
+	m, err := request.RequestWith(ctx, l.client)
 	if err != nil {
 		return "", nil, err
 	}
@@ -84,7 +87,7 @@ func (l lister) Brokers(ctx context.Context) (string, []Broker, error) {
 	for _, b := range m.Brokers {
 		list = append(list, Broker{b.NodeID, b.Host, b.Port})
 	}
-	return m.Cluster, list, nil
+	return *m.ClusterID, list, nil
 }
 
 // fakeCluster starts a source cluster in this process.
@@ -134,7 +137,7 @@ func startOn(t testing.TB, c *kfake.Cluster, o Options) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(client.Close)
-	o.Seeds, o.Brokers = c.ListenAddrs(), lister{kadm.NewClient(client)}
+	o.Seeds, o.Brokers = c.ListenAddrs(), lister{client}
 	s := start(t, o)
 	eventually(t, "proxy is ready", s.Ready)
 	return s

@@ -72,8 +72,12 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{kmirror: kmirror, naive: buildTool(t, "naive"), relay: buildTool(t, "relay"), jars: fetchJars(t)}
-	w.source = kafkatest.Real(t, kafkatest.Optimized(), kafkatest.Heap("700m"))
-	w.mirror = kafkatest.Real(t, kafkatest.Optimized(), kafkatest.Heap("700m"))
+	opts := []kafkatest.Option{
+		kafkatest.Optimized(), kafkatest.Heap("700m"),
+		kafkatest.Config("broker.session.timeout.ms", "30000"), // a broker that waits for the processor isn't dead
+	}
+	w.source = kafkatest.Real(t, opts...)
+	w.mirror = kafkatest.Real(t, opts...)
 	w.mirrorAdmin = kadm.NewClient(w.mirror.Client(t))
 	return w
 }

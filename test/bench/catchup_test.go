@@ -25,6 +25,7 @@ func benchCatchUp(t *testing.T, w *world, r *report) {
 func measureCopy(t *testing.T, w *world, c copier, load workload) []metric {
 	t.Helper()
 	ctx := t.Context()
+	begin := time.Now()
 	p := c.start(t, w, load.topic)
 	want := int64(load.records)
 	var startedAt time.Time
@@ -63,6 +64,7 @@ func measureCopy(t *testing.T, w *world, c copier, load workload) []metric {
 			{"CPU s/GB", cpu / gb},
 			{"CPU s/M records", cpu / records * 1e6},
 			{"peak RSS MiB", peak},
+			{"start s", startedAt.Sub(begin).Seconds()},
 		}
 	}
 }

@@ -1,0 +1,142 @@
+package test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/internal/kafkatest"
+)
+
+// TestShutdownUnderLoad: SIGTERM in the middle of a load loses nothing, commits the checkpoint and exits 0; a new instance on the same
+// ports goes on, and producers see no error at all.
+func TestShutdownUnderLoad(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	const partitions = 4
+	kafkatest.CreateTopic(t, source, topic, partitions, 1)
+	in := startKmirror(t, source, mirror, "--topics", topic)
+	waitLive(t, in, topic, partitions)
+	l := startLoad(t, in.Seeds(), topic, 4, 2000, 200)
+	for range 3 {
+		l.waitAcked(2000)
+		if code := in.Stop(); code != 0 {
+			t.Errorf("exit code after SIGTERM = %d, want 0", code)
+		}
+		wantCommitted(t, source, mirror, in, topic)
+		in.Start()
+	}
+	l.waitAcked(2000)
+	l.stop()
+	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
+}
+
+// wantCommitted fails unless the checkpoint on the source says exactly what the mirror holds; kmirror isn't running.
+func wantCommitted(t testing.TB, source, mirror kafkatest.Cluster, in *instance, topic string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	committed, err := kadm.NewClient(source.Client(t)).FetchOffsets(ctx, in.Group())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, offsets := range kafkatest.LogOffsets(t, mirror, topic) {
+		if got := committed[topic][int32(p)].At; got != offsets.End {
+			t.Errorf("partition %d: committed offset %d, but the mirror ends at %d", p, got, offsets.End)
+		}
+	}
+}
+
+// longFetch sends a Fetch at a log's end, which the broker holds for wait, over a connection of its own.
+func longFetch(t testing.TB, addr, topic string, wait time.Duration) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	req := kmsg.NewPtrFetchRequest()
+	req.Version = 11 // the last that names topics and isn't flexible
+	req.ReplicaID, req.MinBytes, req.MaxBytes, req.MaxWaitMillis, req.SessionEpoch = -1, 1, 1<<20, int32(wait.Milliseconds()), -1
+	of := kmsg.NewFetchRequestTopic()
+	of.Topic = topic
+	p := kmsg.NewFetchRequestTopicPartition()
+	p.CurrentLeaderEpoch, p.PartitionMaxBytes = -1, 1<<20
+	of.Partitions = append(of.Partitions, p)
+	req.Topics = append(req.Topics, of)
+	if _, err := conn.Write(kmsg.NewRequestFormatter().AppendRequest(nil, req, 77)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// waitForwarded waits until the proxy says that n requests are with the brokers.
+func waitForwarded(t testing.TB, in *instance, n float64) {
+	t.Helper()
+	kafkatest.Eventually(t, 10*time.Second, func() error {
+		if got := in.Metrics()["kmirror_proxy_requests_in_flight"]; got != n {
+			return fmt.Errorf("%v requests in flight, want %v", got, n)
+		}
+		return nil
+	})
+}
+
+// TestShutdownAnswersWhatWasForwarded: a request that the broker still works on at SIGTERM gets its answer, and then kmirror exits 0.
+func TestShutdownAnswersWhatWasForwarded(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	kafkatest.CreateTopic(t, source, topic, 1, 1)
+	in := startKmirror(t, source, mirror, "--topics", topic)
+	waitLive(t, in, topic, 1)
+	conn := longFetch(t, in.BrokerAddr(1), topic, 3*time.Second)
+	waitForwarded(t, in, 1)
+	in.Signal(syscall.SIGTERM)
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	frame, err := readFrame(conn)
+	if err != nil {
+		t.Fatalf("the answer to a request that was forwarded before SIGTERM: %v", err)
+	}
+	if id := binary.BigEndian.Uint32(frame[4:]); id != 77 {
+		t.Errorf("correlation ID = %d, want 77", id)
+	}
+	if code := in.Wait(20 * time.Second); code != 0 {
+		t.Errorf("exit code = %d, want 0", code)
+	}
+	if conn, err := net.Dial("tcp", in.BrokerAddr(1)); err == nil {
+		conn.Close()
+		t.Error("the broker's listener is still open after the exit")
+	}
+}
+
+// TestSecondSignalExitsAtOnce: an operator needn't wait for the grace time.
+func TestSecondSignalExitsAtOnce(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	kafkatest.CreateTopic(t, source, topic, 1, 1)
+	in := startKmirror(t, source, mirror, "--topics", topic)
+	waitLive(t, in, topic, 1)
+	const held = 25 * time.Second // within the proxy's grace time
+	longFetch(t, in.BrokerAddr(1), topic, held)
+	waitForwarded(t, in, 1)
+	begun := time.Now()
+	in.Signal(syscall.SIGTERM)
+	kafkatest.Eventually(t, 10*time.Second, func() error { // the first signal has arrived
+		if conn, err := net.Dial("tcp", in.Seeds()[0]); err == nil {
+			conn.Close()
+			return fmt.Errorf("the proxy still takes connections")
+		}
+		return nil
+	})
+	in.Signal(syscall.SIGTERM)
+	code := in.Wait(held)
+	if code == 0 || time.Since(begun) > held-5*time.Second {
+		t.Errorf("exit code %d after %v, want a failure at once", code, time.Since(begun))
+	}
+}

@@ -1,0 +1,97 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kmirror/internal/kafkatest"
+)
+
+// TestThousandsOfStreams: 2,000 partitions on one pair of brokers, 50 of them busy. Goroutines and connections don't grow with the
+// partitions, and the idle ones cost next to nothing.
+func TestThousandsOfStreams(t *testing.T) {
+	source, mirror := kafkatest.Real(t), kafkatest.Real(t)
+	const topics, each = 20, 100
+	few := startKmirror(t, source, mirror, "--topics", "many-0")
+	kafkatest.CreateTopic(t, source, "many-0", each, 1)
+	waitLive(t, few, "many-0", each)
+	write(t, few.Seeds(), "many-0", "few", 1000)
+	few.WaitCaughtUp(30 * time.Second)
+	goroutines := few.Metrics()["go_goroutines"]
+	few.Stop()
+
+	names := make([]string, topics)
+	for i := range topics {
+		names[i] = fmt.Sprintf("many-%d", i)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if _, err := kadm.NewClient(source.Client(t)).CreateTopics(ctx, each, 1, nil, names[1:]...); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	in := startKmirror(t, source, mirror, "--topics", "/many-.*/")
+	kafkatest.Eventually(t, 2*time.Minute, func() error {
+		if n := in.Metrics()[`kmirror_forwarder_partitions{state="live"}`]; n != topics*each {
+			return fmt.Errorf("%v streams are live, want %d", n, topics*each)
+		}
+		return nil
+	})
+	t.Logf("%d streams live after %v", topics*each, time.Since(begun).Round(100*time.Millisecond))
+
+	l := startLoad(t, in.Seeds(), "many-7", 4, 1000, 100, kgo.RecordPartitioner(kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
+		n := 0
+		return func(*kgo.Record, int) int { n++; return n % 50 }
+	})))
+	l.waitAcked(3000)
+	busy := in.Metrics()["go_goroutines"]
+	l.stop()
+	in.WaitCaughtUp(time.Minute)
+	for _, name := range []string{"many-7", "many-0", "many-19"} {
+		kafkatest.WaitEqual(t, source, mirror, name, time.Minute, kafkatest.SameOffsets())
+	}
+	t.Logf("goroutines: %v with %d streams, %v with %d and 50 busy", goroutines, each, busy, topics*each)
+	if busy > goroutines+50 { // a few for each of the clients that write now
+		t.Errorf("goroutines grew from %v with %d streams to %v with %d", goroutines, each, busy, topics*each)
+	}
+	t.Logf("idle with %d streams: %.1f%% of a core, %d MiB resident", topics*each, idleCPU(t, in, 10*time.Second), in.RSS()>>20)
+}
+
+// idleCPU measures the processor time that kmirror takes, in percent of a core.
+func idleCPU(t testing.TB, in *instance, length time.Duration) float64 {
+	t.Helper()
+	before, begun := cpuTime(t, in.PID()), time.Now()
+	select {
+	case <-t.Context().Done():
+	case <-time.After(length): // what is measured, not a wait for something
+	}
+	return 100 * (cpuTime(t, in.PID()) - before).Seconds() / time.Since(begun).Seconds()
+}
+
+// cpuTime is the user and system time that a process has taken.
+func cpuTime(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // the name before may hold spaces
+	fields := strings.Fields(rest)
+	ticks := 0
+	for _, field := range fields[11:13] { // utime and stime, in ticks of 10 ms
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}

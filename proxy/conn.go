@@ -19,8 +19,8 @@ import (
 	"kmirror/protocol"
 )
 
-// halfCloseWait is how long a broker has to close its side once everything was answered and the client is gone.
-const halfCloseWait = 10 * time.Second
+// halfCloseWait is how long a broker may go on answering, and has to close its side, after a client ended its stream.
+const halfCloseWait = 30 * time.Second
 
 // conn is one client connection and its broker connection.
 type conn struct {
@@ -33,6 +33,7 @@ type conn struct {
 	requests  pipe // client to source
 	responses pipe // source to client
 	flight    flight
+	ended     atomic.Bool   // the client ended its stream, and the broker was told
 	filled    atomic.Uint64 // number of the last large request whose kept frame was read to its end
 	written   atomic.Uint64 // the same, and written to the broker
 
@@ -101,7 +102,12 @@ func (c *conn) drop(frame *bufpool.Buf) {
 
 // drain stops reading from the client after the request that has begun. The connection ends when all of its requests were
 // answered.
-func (c *conn) drain() { c.requests.interrupt() }
+func (c *conn) drain() {
+	c.requests.interrupt()
+	if c.ended.Load() && c.flight.waits() == 0 {
+		c.source.SetReadDeadline(time.Now())
+	}
+}
 
 // abort ends the connection at once.
 func (c *conn) abort() {
@@ -124,14 +130,14 @@ func (c *conn) relayRequests() error {
 		return err
 	}
 	if err == nil {
-		closeWrite(c.source) // the client's end of stream, passed on after all that it sent
+		// The client's end of stream is passed on after all that it sent; the broker then ends its side.
+		closeWrite(c.source)
+		c.source.SetReadDeadline(time.Now().Add(halfCloseWait))
+		c.ended.Store(true)
+		return nil
 	}
 	if c.flight.waitSettled() == nil {
-		wait := halfCloseWait
-		if err == errInterrupted {
-			wait = 0
-		}
-		c.source.SetReadDeadline(time.Now().Add(wait))
+		c.source.SetReadDeadline(time.Now()) // nothing more is to come
 	}
 	return nil
 }

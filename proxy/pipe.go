@@ -126,8 +126,12 @@ func (p *pipe) stream(n int) error {
 		return err
 	}
 	p.release()
-	if _, ok := p.to.(*net.TCPConn); ok && p.raw != nil && p.frameTimeout == 0 && n > pipeBuffer {
-		return p.splice(n)
+	if _, ok := p.to.(*net.TCPConn); ok && p.raw != nil && n > pipeBuffer {
+		m, err := p.splice(n)
+		if n -= m; n == 0 || err == nil || p.frameTimeout == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		// The deadline covered the writes too. The rest is read with one of its own each time.
 	}
 	scratch := bufpool.Get(min(n, pipeBuffer))
 	defer scratch.Release()
@@ -179,15 +183,18 @@ func (p *pipe) streamThrough(b []byte, whole *atomic.Uint64, seq uint64) error {
 	return nil
 }
 
-// splice moves n bytes inside the kernel where it can (net.TCPConn.ReadFrom).
-func (p *pipe) splice(n int) error {
+// splice moves n bytes inside the kernel where it can (net.TCPConn.ReadFrom), and returns how many it moved.
+func (p *pipe) splice(n int) (int, error) {
+	if err := p.limitWait(); err != nil {
+		return 0, err
+	}
 	p.limited = io.LimitedReader{R: p.from, N: int64(n)}
 	m, err := p.to.(*net.TCPConn).ReadFrom(&p.limited)
 	p.count(int(m))
 	if err == nil && m < int64(n) {
 		err = io.ErrUnexpectedEOF
 	}
-	return err
+	return int(m), err
 }
 
 // fill reads more, after flushing, and makes room for at least n unread bytes.

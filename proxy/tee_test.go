@@ -3,9 +3,11 @@ package proxy
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
 	"net"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -322,5 +324,31 @@ func BenchmarkTee(b *testing.B) {
 		if _, err := c.produceAnswered(&r, answer); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkFetch relays responses of 1 MiB, as consumers get them.
+func BenchmarkFetch(b *testing.B) {
+	request := rawRequest(1, 11, 7, make([]byte, 100))
+	response := rawResponse(7, make([]byte, 1<<20))
+	for _, direct := range []bool{true, false} {
+		b.Run(map[bool]string{true: "direct", false: "proxy"}[direct], func(b *testing.B) {
+			broker := script(b, func(c net.Conn, _ protocol.RequestHeader, _ []byte) { c.Write(response) })
+			address := broker.ln.Addr()
+			if !direct {
+				address = startBefore(b, broker, Options{Logger: nopLogger}).Addr()
+			}
+			c := dialRaw(b, address)
+			c.SetDeadline(time.Time{})
+			answer := make([]byte, len(response))
+			b.SetBytes(int64(len(response)))
+			b.ResetTimer()
+			for b.Loop() {
+				c.Write(request)
+				if _, err := io.ReadFull(c.Conn, answer); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

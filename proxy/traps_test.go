@@ -305,6 +305,42 @@ func TestAnswersBeforeTheBrokersCloseArrive(t *testing.T) {
 	}
 }
 
+// TestASlowBrokerDoesNotTimeTheClientOut: the bound on a request that stops midway is for clients that don't send, not for
+// brokers that don't read (throttling).
+func TestASlowBrokerDoesNotTimeTheClientOut(t *testing.T) {
+	ln := listen(t)
+	s := start(t, Options{Seeds: []string{ln.Addr().String()}, FrameTimeout: 100 * time.Millisecond})
+	probe, err := ln.Accept() // the proxy looks whether the seed is alive
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe.Close()
+	c := dialRaw(t, s.Addr())
+	broker, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer broker.Close()
+	body := make([]byte, 30<<20) // more than the sockets hold
+	rand.New(rand.NewSource(1)).Read(body)
+	go c.send(rawRequest(68, 0, 1, body))
+	half := dialRaw(t, s.Addr()) // the clock of this test: twice the bound
+	for range 2 {
+		other, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		half.send(make([]byte, 2))
+		half.wantClosed("half a size")
+		other.Close()
+		half = dialRaw(t, s.Addr())
+	}
+	frame, err := readFrame(broker)
+	if err != nil || !bytes.Equal(frame[12:], body) {
+		t.Errorf("the broker read %d bytes and %v, want the whole request", len(frame), err)
+	}
+}
+
 func TestAClientsHalfCloseStillGetsItsAnswers(t *testing.T) {
 	b := script(t, nil)
 	s := startBefore(t, b, Options{})

@@ -28,7 +28,7 @@ func PortBlock(t testing.TB, n int) int {
 }
 
 func reservePorts(n int) (base int, err error) {
-	dir := filepath.Join(os.TempDir(), "kmirror-test-ports")
+	dir := portsFolder()
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return 0, fmt.Errorf("kafkatest: ports: %w", err)
 	}
@@ -40,6 +40,11 @@ func reservePorts(n int) (base int, err error) {
 		}
 	}
 	return 0, fmt.Errorf("kafkatest: no %d free ports in [%d, %d)", n, lowestPort, ephemeralLow())
+}
+
+// portsFolder holds the lock files of this user.
+func portsFolder() string {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kmirror-test-ports-%d", os.Getuid()))
 }
 
 // reserveBlock locks and probes [base, base+n). When one is taken it lets go of those before it.

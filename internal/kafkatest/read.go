@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -24,11 +25,27 @@ func LogOffsets(t testing.TB, c Cluster, topic string) []Offsets {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
-	offsets, err := logOffsets(ctx, kadm.NewClient(c.Client(t)), topic)
+	offsets, err := settledOffsets(ctx, kadm.NewClient(c.Client(t)), topic)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return offsets
+}
+
+// settledOffsets is logOffsets, asked again where a leader was elected just now and doesn't know its high watermark yet.
+func settledOffsets(ctx context.Context, adm *kadm.Client, topic string) (offsets []Offsets, err error) {
+	var permanent error
+	err = poll(30*time.Second, func() error {
+		offsets, permanent = logOffsets(ctx, adm, topic)
+		if kerr.IsRetriable(permanent) && !errors.Is(permanent, kerr.UnknownTopicOrPartition) {
+			return permanent
+		}
+		return nil
+	})
+	if err == nil {
+		err = permanent
+	}
+	return offsets, err
 }
 
 func logOffsets(ctx context.Context, adm *kadm.Client, topic string) ([]Offsets, error) {
@@ -83,7 +100,7 @@ func readTopic(t testing.TB, c Cluster, topic string, only []int32, opts []kgo.O
 		return nil, err
 	}
 	defer cl.Close()
-	offsets, err := logOffsets(ctx, kadm.NewClient(cl), topic)
+	offsets, err := settledOffsets(ctx, kadm.NewClient(cl), topic)
 	if err != nil {
 		return nil, err
 	}

@@ -110,7 +110,7 @@ func (c *RealCluster) endAll(t testing.TB, sig syscall.Signal) {
 
 // newRealCluster returns the cluster also with an error, for close.
 func newRealCluster(inst installation, o options) (*RealCluster, error) {
-	dir, err := os.MkdirTemp("", "kmirror-kafka-")
+	dir, err := newFolder()
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +275,5 @@ func (c *RealCluster) close() {
 	for _, b := range c.brokers {
 		b.kill()
 	}
-	if os.Getenv("KMIRROR_KEEP") == "" {
-		os.RemoveAll(c.dir)
-	}
+	removeFolder(c.dir)
 }

@@ -43,6 +43,7 @@ modules: ## Go modules
 	go mod download
 
 kafka: ## Apache Kafka's jars
+	@mkdir -p .cache
 	@go test -count=1 -run TestKafkaIsInstalled -timeout 20m ./internal/kafkatest >.cache/kafka.out 2>&1 || { cat .cache/kafka.out; exit 1; }
 
 .cache/venv/done: test/clients/requirements.txt ## Python clients

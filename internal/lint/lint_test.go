@@ -48,7 +48,7 @@ var mayImport = []struct {
 	{"internal/verify", []string{"protocol"}},
 	{"internal", nil},
 	{"cmd", []string{"config", "proxy", "forwarder", "protocol", "internal/admin", "internal/verify", "internal/demo"}},
-	{"test", []string{"protocol", "internal/kafkatest", "test/"}},
+	{"test", []string{"protocol", "forwarder", "internal/kafkatest", "test/"}}, // forwarder for the types of the status
 }
 
 // testOnly are the packages that no code outside of tests may import.

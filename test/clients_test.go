@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os/exec"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/clients"
 )
 
 // TestClients runs unchanged clients with nothing but the proxy's bootstrap address against a source of three brokers. What they wrote
@@ -25,8 +27,11 @@ func TestClients(t *testing.T) {
 	_, mirror := kafkatest.Shared(t)
 	in := startKmirror(t, source, mirror, "--topics", "/clients-.*/", "--topics.replication_factor", "1")
 	c := clientTest{source: source, mirror: mirror, in: in}
-	t.Run("java", c.java)
-	t.Run("franz-go", c.franz)
+	c.client(t, "java", clientTest.java)
+	c.client(t, "franz-go", clientTest.franz)
+	for _, client := range clients.All() {
+		c.client(t, client.Name, func(c clientTest, t *testing.T) { c.foreign(t, client) })
+	}
 	t.Run("transparent", c.sameAnswers)
 }
 
@@ -34,6 +39,18 @@ type clientTest struct {
 	source *kafkatest.RealCluster
 	mirror kafkatest.Cluster
 	in     *instance
+	ports  *[]int // that client processes had connections to; checked after each client
+}
+
+// client runs the test of one client, and then looks at where its processes had connections to.
+func (c clientTest) client(t *testing.T, name string, test func(clientTest, *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		c.ports = new([]int)
+		test(c, t)
+		if !t.Failed() {
+			wantOnlyProxy(t, name, *c.ports, c.source.Seeds(), c.proxyAddresses())
+		}
+	})
 }
 
 // run runs a client process to its end and returns its output. Its sockets are watched.
@@ -48,7 +65,7 @@ func (c clientTest) run(t *testing.T, cmd *exec.Cmd) string {
 	timer := time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	err := cmd.Wait()
-	wantOnlyProxy(t, cmd.String(), watch.done(), c.source.Seeds(), c.proxyAddresses())
+	*c.ports = append(*c.ports, watch.done()...)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out.String())
 	}
@@ -201,7 +218,7 @@ func (c clientTest) franz(t *testing.T) {
 	c.franzGroup(t, "clients-franz-none", 2000, dial)
 	dialed.mu.Lock()
 	defer dialed.mu.Unlock()
-	wantOnlyProxy(t, "franz-go", portsOf(t, dialed.addresses), c.source.Seeds(), c.proxyAddresses())
+	*c.ports = portsOf(t, dialed.addresses)
 }
 
 // franzGroup reads a topic with a group of three members through the proxy, once, and commits.
@@ -237,6 +254,47 @@ func (c clientTest) franzGroup(t *testing.T, topic string, want int, dial kgo.Op
 	}
 	cancel()
 	members.Wait()
+}
+
+// foreign runs a client of another make: every codec, every kind of acknowledgement, and a group.
+func (c clientTest) foreign(t *testing.T, client clients.Client) {
+	topic := "clients-" + client.Name
+	if _, err := kadm.NewClient(newWriter(t, c.in.Seeds(), "")).CreateTopic(t.Context(), 4, 3, nil, topic); err != nil {
+		t.Fatal(err)
+	}
+	const each = 300
+	want := map[string]int{}
+	produce := func(prefix, codec, acks string, idempotent bool) {
+		t.Helper()
+		c.run(t, client.Producer(t, clients.Production{
+			Bootstrap: c.in.Seeds()[0], Topic: topic, Prefix: prefix, Count: each, Acks: acks, Codec: codec, Idempotent: idempotent,
+		}))
+		for i := range each {
+			want[fmt.Sprintf("%s-%d", prefix, i)] = 1
+		}
+	}
+	for i, codec := range client.Codecs {
+		produce("codec."+codec, codec, "all", i%2 == 0)
+	}
+	produce("acks1", "none", "1", false)
+	produce("acks0", client.Codecs[len(client.Codecs)-1], "0", false)
+
+	got := map[string]int{}
+	for _, r := range c.settled(t, topic) {
+		value := string(r.Value)
+		got[value]++
+		if codec, ok := strings.CutPrefix(value, "codec."); ok {
+			codec, _, _ = strings.Cut(codec, "-")
+			wantCodec(t, []*kgo.Record{r}, uint8(slices.Index(codecs, codec)))
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the mirror has %d records, want the %d that were written, each once", len(got), len(want))
+	}
+	out := c.run(t, client.Consumer(t, c.in.Seeds()[0], topic, "readers-"+client.Name, len(want)))
+	if read := strings.Fields(out); len(read) != len(want) {
+		t.Errorf("the group consumer printed %d values, want %d", len(read), len(want))
+	}
 }
 
 // sameAnswers compares what the proxy answers with what the brokers do (G2): errors and offsets are the source's.

@@ -23,11 +23,12 @@ type socketWatch struct {
 	ports map[int]bool // remote ports seen
 }
 
-// watchSockets looks every few milliseconds until done is called. Kafka clients keep their connections, so none is missed.
+// watchSockets looks every few milliseconds until done is called. Kafka clients keep their connections for as long as they live; a short
+// life may be missed where the machine is busy, so conclusions are drawn from several.
 func watchSockets(pid int) *socketWatch {
 	w := &socketWatch{pid: pid, stop: make(chan struct{}), ports: map[int]bool{}}
 	w.ended.Go(func() {
-		tick := time.NewTicker(10 * time.Millisecond)
+		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			w.look()

@@ -8,7 +8,7 @@
 // What is compared: the committed records (read_committed) of the source up to its end at the start of Run, with the records that
 // kmirror wrote on the mirror, by count, keys, values, headers, timestamps and order. kmirror's record batches are known by their
 // producer IDs, which no broker allocates; what others wrote to the mirror is counted and left out. Both sides are streamed, with
-// a few mebibytes held for each of Parallel partitions.
+// what two fetches of 256 KiB decompress to held for each of Parallel partitions.
 //
 // The two sides needn't begin at the same record: see align.go.
 package verify

@@ -86,7 +86,7 @@ type Topics struct {
 	Exclude           []string `koanf:"exclude" help:"topics left out, named in the same way"`
 	Start             string   `koanf:"start" help:"where a new topic's copy begins: earliest, latest or a time (RFC 3339)"`
 	Partitions        string   `koanf:"partitions" help:"preserve: partition p goes to partition p"`
-	OnRecreate        string   `koanf:"on_recreate" help:"a source topic was deleted and made again: append or stop"`
+	OnRecreate        string   `koanf:"on_recreate" help:"append: a source topic that was deleted and made again follows its old records"`
 	OnDataLoss        string   `koanf:"on_data_loss" help:"the source deleted records before they were mirrored: continue or stop"`
 	OnDivergence      string   `koanf:"on_divergence" help:"the source lost records that are on the mirror: stop or continue"`
 	ReplicationFactor int      `koanf:"replication_factor" help:"of topics that kmirror creates; -1: the mirror's default"`

@@ -113,7 +113,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"same cluster":      {text: minimal, args: []string{"--mirror=a:9092"}, want: []string{"mirror.bootstrap[0]: a:9092 is a server of the source too"}},
 		"internal topic":    {text: minimal, args: []string{"--topics=__consumer_offsets"}, want: []string{"topics.include[0]: __consumer_offsets is internal; topics that start with __ are never mirrored"}},
 		"bad topic":         {text: minimal, args: []string{"--topics=a*"}, want: []string{`topics.include[0]: "a*" is no topic name; a regular expression stands between slashes`}},
-		"unknown choice":    {text: minimal + "topics: {on_recreate: ask}", want: []string{`topics.on_recreate: want append, stop, got "ask"`}},
+		"unknown choice":    {text: minimal + "topics: {on_data_loss: ask}", want: []string{`topics.on_data_loss: want continue, stop, got "ask"`}},
 		"sasl without user": {text: minimal + "", args: []string{"--source.sasl.mechanism=PLAIN"}, want: []string{"source.sasl.username: missing", "source.sasl.password: missing, as is source.sasl.password_file"}},
 		"tls not enabled":   {text: minimal, args: []string{"--source.tls.server_name=x"}, want: []string{"source.tls.enabled: false, but other keys of source.tls are set"}},
 		"message handler":   {text: minimal, args: []string{"--message.handler=X"}, want: []string{"--message.handler: records are copied as they are; Java classes aren't loaded"}},

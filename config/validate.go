@@ -163,7 +163,7 @@ func (t Topics) check(p *Problems) {
 		}
 	}
 	oneOf(p, "topics.partitions", t.Partitions, "preserve")
-	oneOf(p, "topics.on_recreate", t.OnRecreate, "append", "stop")
+	oneOf(p, "topics.on_recreate", t.OnRecreate, "append")
 	oneOf(p, "topics.on_data_loss", t.OnDataLoss, "continue", "stop")
 	oneOf(p, "topics.on_divergence", t.OnDivergence, "stop", "continue")
 	if t.ReplicationFactor != -1 && (t.ReplicationFactor < 1 || t.ReplicationFactor > 1<<15-1) {

@@ -145,7 +145,6 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		Include: include, Exclude: exclude,
 		Start: start, StartTimestamp: at,
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",
-		StopOnRecreate:    c.Topics.OnRecreate == "stop",
 		StopOnDivergence:  c.Topics.OnDivergence == "stop",
 		ReplicationFactor: int16(c.Topics.ReplicationFactor),
 		MemoryBytes:       int64(c.MirrorMemory) - heldBytes(c),

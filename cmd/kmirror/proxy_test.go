@@ -14,7 +14,7 @@ func TestSettingsReachTheForwarder(t *testing.T) {
 	c.Proxy.Listen = "127.0.0.1:9192"
 	c.Topics.Include, c.Topics.Exclude = []string{"a", "/b.*/"}, []string{"bx"}
 	c.Topics.Start = "2026-01-31T12:00:00Z"
-	c.Topics.OnDataLoss, c.Topics.OnRecreate, c.Topics.OnDivergence = "stop", "stop", "stop"
+	c.Topics.OnDataLoss, c.Topics.OnDivergence = "stop", "stop"
 	c.Topics.ReplicationFactor = 3
 	c.Timing = config.Timing{Refresh: 1, Look: 2, Checkpoint: 3, SessionTimeout: 4, TakeoverWait: 5}
 	c.Mirror.Bootstrap = []string{"m:1"}
@@ -29,14 +29,14 @@ func TestSettingsReachTheForwarder(t *testing.T) {
 		t.Errorf("topics = %v, %v", got.Include, got.Exclude)
 	case got.Start != forwarder.StartTimestamp || !got.StartTimestamp.Equal(time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)):
 		t.Errorf("start = %v %v", got.Start, got.StartTimestamp)
-	case !got.StopOnDataLoss || !got.StopOnRecreate || !got.StopOnDivergence || got.ReplicationFactor != 3:
+	case !got.StopOnDataLoss || !got.StopOnDivergence || got.ReplicationFactor != 3:
 		t.Errorf("policies = %+v", got)
 	case got.RefreshEvery != 1 || got.LookEvery != 2 || got.CheckpointEvery != 3 || got.SessionTimeout != 4 || got.TakeoverWait != 5:
 		t.Errorf("timing = %+v", got)
 	case got.MemoryBytes+heldBytes(c) != int64(c.MirrorMemory):
 		t.Errorf("memory = %d + %d, want %d together", got.MemoryBytes, heldBytes(c), c.MirrorMemory)
 	}
-	if got, err := forwarderOptions(config.Default(), forwarder.ClusterOptions{}); err != nil || got.StopOnDataLoss || got.StopOnRecreate || !got.StopOnDivergence ||
+	if got, err := forwarderOptions(config.Default(), forwarder.ClusterOptions{}); err != nil || got.StopOnDataLoss || !got.StopOnDivergence ||
 		got.Start != forwarder.StartEarliest {
 		t.Errorf("defaults = %+v, %v", got, err)
 	}

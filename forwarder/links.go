@@ -260,6 +260,9 @@ func (l *loop) produced(c *conn, p *producing, answers []produceAnswer, throttle
 		default:
 			l.acknowledged(s, &e, answers[i].baseOffset)
 		}
+		if s.removed {
+			l.drained(s) // also where the last answer was a broken connection
+		}
 		l.drop(e)
 	}
 }

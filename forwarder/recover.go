@@ -315,8 +315,9 @@ func (l *loop) goOn(r *recovered) {
 		r.next = r.numbering.offset(st.position)
 	case r.job.have && !have:
 		r.next, r.fresh = birth.source, true // a generation without a checkpoint: nothing of it was ever sent (R6)
-	case have && stored.mirrorEnd >= st.logStart && stored.mirrorEnd <= st.logEnd:
-		// All that was appended since the checkpoint is still in the log, and nothing of it is ours.
+	case have && stored.mirrorOffset < st.logStart && st.logStart <= stored.mirrorEnd && stored.mirrorEnd <= st.logEnd:
+		// Our last batch of the checkpoint was deleted, or there was none; all that was appended since is still in the log, and nothing
+		// of it is ours. A batch that should be there and isn't was lost, whatever others wrote in its place.
 		r.next, r.fresh = stored.next, stored.mirrorOffset < 0
 	case st.logStart == 0:
 		r.next, r.fresh = birth.source, !have // nothing was ever sent, or the mirror lost everything

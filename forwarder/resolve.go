@@ -182,6 +182,9 @@ func (r *resolver) scan(ctx context.Context, q question, from int64, st *standin
 		next := offset
 		err := r.fetch(ctx, q, offset, func(b protocol.Batch) {
 			next = max(next, b.EndOffset())
+			if b.BaseOffset() >= st.logEnd {
+				return // a Fetch brings more than was asked for
+			}
 			if b.ProducerID() == q.producerID && !b.Control() {
 				st.found = true
 				st.position = positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + int64(b.RecordCount())

@@ -138,27 +138,44 @@ func (l *loop) checkGap(s *stream, from, to int64) {
 	})
 }
 
-// checkStored compares the batch that the mirror says it already had with the one that was sent (rule S4).
+// checkStored looks at a batch that the mirror says it already had (rule S4): a repeat has the bytes that were sent and stands right behind
+// the batch before it; else a rival sent other bytes, or the log lost its tail and took the batch over the hole.
 func (l *loop) checkStored(s *stream, e *entry, baseOffset int64) {
 	c, q, crc, base := l.connOf(s), l.questionOf(s), e.batch.CRC(), e.base
+	position, birth, from := s.position(e.base), s.birth(), max(s.stored.mirrorOffset, 0)
 	if c == nil {
 		return
 	}
+	q.epoch = -1 // a log that lost its tail is one of a new epoch
 	l.spawn(func(ctx context.Context) {
+		r := &resolver{conn: c}
 		differs := false
-		err := (&resolver{conn: c}).batchAt(ctx, q, baseOffset, func(b protocol.Batch) {
+		err := r.batchAt(ctx, q, baseOffset, func(b protocol.Batch) {
 			differs = b.ProducerID() == q.producerID && b.CRC() != crc
 		})
-		if err != nil || !differs {
-			return
+		below := standing{logEnd: baseOffset}
+		if err == nil && from < baseOffset {
+			err = r.scan(ctx, q, from, &below)
 		}
-		l.inbox.call(func() {
-			l.log.Error("mirror holds other bytes for this batch", s.logFields(zap.Int64("source_offset", base), zap.Int64("mirror_offset", baseOffset))...)
-			if !s.removed {
-				l.fail(s, fmt.Errorf("mirror offset %d holds other bytes than source offset %d", baseOffset, base), time.Minute)
-			}
-		})
+		hole := below.found && below.position < position || !below.found && base > birth
+		switch {
+		case err != nil: // what can't be read is gone, or the connection with it
+		case differs:
+			l.inbox.call(func() { l.failStored(s, base, baseOffset, "other bytes than") })
+		case hole:
+			l.inbox.call(func() {
+				l.failStored(s, base, baseOffset, "after a loss of its log's tail, not right behind what came before")
+			})
+		}
 	})
+}
+
+func (l *loop) failStored(s *stream, sourceOffset, mirrorOffset int64, what string) {
+	if s.removed {
+		return
+	}
+	l.log.Error("mirror holds what it shouldn't", s.logFields(zap.Int64("source_offset", sourceOffset), zap.Int64("mirror_offset", mirrorOffset), zap.String("holds", what))...)
+	l.fail(s, fmt.Errorf("mirror offset %d holds %s source offset %d", mirrorOffset, what, sourceOffset), time.Minute)
 }
 
 func (l *loop) questionOf(s *stream) question {

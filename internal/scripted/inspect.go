@@ -27,6 +27,16 @@ func (c *Cluster) Offsets(topicName string, index int32) (o Offsets) {
 	return o
 }
 
+// TopicID returns a topic's ID, zero if there is no such topic.
+func (c *Cluster) TopicID(topicName string) (id protocol.TopicID) {
+	c.view(func() {
+		if t := c.topics[topicName]; t != nil {
+			id = t.id
+		}
+	})
+	return id
+}
+
 // Log returns a partition's batches as stored, up to the log end. They must not be changed.
 func (c *Cluster) Log(topicName string, index int32) (batches []protocol.Batch) {
 	c.view(func() { batches = slices.Clone(c.at(topicName, index).batches) })
@@ -75,16 +85,19 @@ func (c *Cluster) Producer(topicName string, index int32, id int64) (state Produ
 	return state, ok
 }
 
-// Requests returns the requests of an API (by API key; -1: all) of clients whose ID match accepts (nil: all), in order of arrival.
+// Requests returns the requests of an API (by API key; -1: all) that match accepts (nil: all), in order of arrival.
 func (c *Cluster) Requests(key int16, match func(*Request) bool) (list []Request) {
 	c.view(func() {
 		for _, r := range c.requests {
-			if (key < 0 || r.Key == key) && (match == nil || match(r)) {
+			if key < 0 || r.Key == key {
 				list = append(list, *r)
 			}
 		}
 	})
-	return list
+	if match == nil {
+		return list
+	}
+	return slices.DeleteFunc(list, func(r Request) bool { return !match(&r) }) // match may ask the cluster
 }
 
 // Count returns how many requests of an API (by API key) a client ID sent; "" counts all clients.

@@ -118,6 +118,9 @@ type LogRecord struct {
 	Aborted    bool // of an aborted transaction; set by Cluster.Records
 }
 
+// Decode returns the records of a batch; it panics on one that no broker would store.
+func Decode(b protocol.Batch) []LogRecord { return recordsOf(b) }
+
 // recordsOf decodes a batch that passed the CRC check; it panics on records that don't parse.
 func recordsOf(b protocol.Batch) []LogRecord {
 	raw, err := kgo.DefaultDecompressor().Decompress(b.Records(), kgo.CompressionCodecType(b.Codec()))

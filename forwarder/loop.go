@@ -551,9 +551,8 @@ func (l *loop) startRefresh() {
 	l.spawn(func(ctx context.Context) {
 		source, err := l.refresher.askSource(ctx)
 		l.inbox.call(func() { l.sourceRefreshed(source, err) })
-		var mirror *mirrorTopics
 		if err == nil {
-			mirror, err = l.refresher.askMirror(ctx, source)
+			mirror, err := l.refresher.askMirror(ctx, source)
 			l.inbox.call(func() { l.mirrorRefreshed(mirror, err) })
 		}
 		sleep(ctx, 200*time.Millisecond) // however often it is asked for

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -94,7 +95,10 @@ func (v *clusterView) leadership(topic string, partition int32) leadership {
 
 // clientOptions are the options that each of kmirror's kgo clients has.
 func clientOptions(o ClusterOptions, clientID string) []kgo.Opt {
-	opts := []kgo.Opt{kgo.SeedBrokers(o.Seeds...), kgo.ClientID(clientID), kgo.DialTimeout(dialTimeout)}
+	opts := []kgo.Opt{
+		kgo.SeedBrokers(o.Seeds...), kgo.ClientID(clientID), kgo.DialTimeout(dialTimeout),
+		kgo.MetadataMinAge(100 * time.Millisecond), // a topic made a moment ago is looked for again soon
+	}
 	if o.TLS != nil {
 		opts = append(opts, kgo.DialTLSConfig(o.TLS))
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,8 +32,8 @@ func runDemo(cmd *cobra.Command, _ []string) error {
 	settings := config.Default()
 	settings.Name = "demo"
 	settings.Source.Bootstrap, settings.Mirror.Bootstrap = d.Source(), d.Mirror()
-	settings.Proxy.Listen = freeAddress("127.0.0.1:9092")
-	settings.Admin.Listen = freeAddress(settings.Admin.Listen)
+	settings.Proxy.Listen = freeAddress("127.0.0.1", 9092, 1+demo.Brokers)
+	settings.Admin.Listen = freeAddress("127.0.0.1", 9180, 1)
 	settings.Grace = 10 * time.Second
 	settings.Log.Level, _ = cmd.Flags().GetString("log-level")
 	if err := settings.Validate(); err != nil {
@@ -48,13 +49,14 @@ func runDemo(cmd *cobra.Command, _ []string) error {
 	})
 }
 
-// freeAddress returns address if its port is free now, else any free port of its host.
-func freeAddress(address string) string {
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		host, _, _ := net.SplitHostPort(address)
-		return net.JoinHostPort(host, "0")
+// freeAddress returns host:port if count ports from port on are free now, else any free port of the host.
+func freeAddress(host string, port, count int) string {
+	for i := range count {
+		listener, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port+i)))
+		if err != nil {
+			return net.JoinHostPort(host, "0")
+		}
+		_ = listener.Close() // it was opened to see whether it can be
 	}
-	_ = listener.Close() // it was opened to see whether it can be
-	return address
+	return net.JoinHostPort(host, strconv.Itoa(port))
 }

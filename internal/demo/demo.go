@@ -22,6 +22,9 @@ import (
 // Topic is the topic that the producer writes to.
 const Topic = "orders"
 
+// Brokers is how many brokers the source has.
+const Brokers = 3
+
 const partitions = 3
 
 // Addresses say where kmirror listens, host:port.
@@ -37,7 +40,7 @@ type Demo struct {
 
 // New starts both clusters on free ports of the loopback interface.
 func New() (*Demo, error) {
-	source, err := kfake.NewCluster(kfake.ClusterID("demo-source"), kfake.NumBrokers(3), kfake.SeedTopics(partitions, Topic))
+	source, err := kfake.NewCluster(kfake.ClusterID("demo-source"), kfake.NumBrokers(Brokers), kfake.SeedTopics(partitions, Topic))
 	if err != nil {
 		return nil, fmt.Errorf("demo: source cluster: %w", err)
 	}

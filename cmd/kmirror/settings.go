@@ -44,16 +44,17 @@ func addConfigFlags(cmd *cobra.Command) {
 	config.AddFlags(cmd.Flags())
 }
 
+// configFile returns the settings file that cmd was given, or "".
+func configFile(cmd *cobra.Command) string {
+	if file, _ := cmd.Flags().GetString("config"); file != "" {
+		return file
+	}
+	return os.Getenv(config.FileVariable)
+}
+
 // loadConfig reads the settings for cmd. Warnings go to the error output.
 func loadConfig(cmd *cobra.Command) (config.Config, error) {
-	file, err := cmd.Flags().GetString("config")
-	if err != nil {
-		return config.Config{}, err
-	}
-	if file == "" {
-		file = os.Getenv(config.FileVariable)
-	}
-	settings, warnings, err := config.Load(file, os.Environ(), cmd.Flags())
+	settings, warnings, err := config.Load(configFile(cmd), os.Environ(), cmd.Flags())
 	for _, warning := range warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", warning)
 	}

@@ -79,12 +79,12 @@ func adminURL(cmd *cobra.Command) (string, error) {
 	address, _ := cmd.Flags().GetString("admin")
 	if address == "" {
 		settings, err := loadConfig(cmd)
-		if settings.Admin.Listen == "" && err == nil {
-			err = errors.New("admin.listen is empty: the instance can't be asked")
-		}
-		// Settings that aren't complete enough to run an instance are enough to ask one.
-		if address = settings.Admin.Listen; address == "" {
+		if err != nil && configFile(cmd) != "" {
 			return "", err
+		}
+		// Without a file the settings needn't be complete enough to run an instance: the default address will do.
+		if address = settings.Admin.Listen; address == "" {
+			return "", errors.New("admin.listen is empty: the instance can't be asked")
 		}
 	}
 	if strings.Contains(address, "://") {

@@ -3,7 +3,6 @@ package forwarder
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -24,7 +23,6 @@ const (
 // connection itself and end with it.
 type link struct {
 	broker int32
-	slot   int
 	conn   *conn // nil: not connected
 	dials  bool  // a dial is under way
 	wait   backoff
@@ -38,22 +36,28 @@ type link struct {
 	muted      bool      // a timer ends it
 }
 
-type linkKey struct {
-	broker int32
-	slot   int
+// brokerLinks are the links to one mirror broker.
+type brokerLinks struct {
+	links [linksPerBroker]*link
+	turn  int // which link the next stream gets
 }
 
-// linkFor returns the link that a stream's sessions use.
+// linkFor returns the link that a stream's sessions use: the same one while its leader stays, and each broker's links in turn.
 func (l *loop) linkFor(s *stream) *link {
-	h := fnv.New32a()
-	fmt.Fprintf(h, "%s-%d", s.topic, s.index)
-	key := linkKey{s.mirrorLeader.leader, int(h.Sum32() % linksPerBroker)}
-	k := l.links[key]
-	if k == nil {
-		k = &link{broker: key.broker, slot: key.slot, wait: newBackoff(200*time.Millisecond, 5*time.Second)}
-		l.links[key] = k
+	if k := s.usual; k != nil && k.broker == s.mirrorLeader.leader {
+		return k
 	}
-	return k
+	slots := l.links[s.mirrorLeader.leader]
+	if slots == nil {
+		slots = &brokerLinks{}
+		for i := range slots.links {
+			slots.links[i] = &link{broker: s.mirrorLeader.leader, wait: newBackoff(200*time.Millisecond, 5*time.Second)}
+		}
+		l.links[s.mirrorLeader.leader] = slots
+	}
+	s.usual = slots.links[slots.turn%linksPerBroker]
+	slots.turn++
+	return s.usual
 }
 
 // connect dials a link unless it is connected or being dialled.

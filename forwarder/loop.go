@@ -40,7 +40,7 @@ type loop struct {
 	topicErrors map[string]error
 	groupTopics atomic.Pointer[map[string]int32]
 
-	links       map[linkKey]*link
+	links       map[int32]*brokerLinks
 	fetchers    map[fetcherKey]*fetcher
 	conns       map[*conn]bool
 	dirty       map[*link]bool
@@ -82,7 +82,7 @@ func (f *Forwarder) newLoop(source, mirror *kgo.Client, clientID string, spawn f
 		refresher: refresher{source: source, mirror: mirror, selector: selector{f.opts.Include, f.opts.Exclude}, rf: f.opts.ReplicationFactor, log: f.log},
 		streams:   map[topicPartition]*stream{}, leaving: map[*stream]bool{}, owned: map[topicPartition]bool{}, unmet: map[topicPartition]string{},
 		sourceView: &clusterView{}, mirrorView: &clusterView{},
-		links: map[linkKey]*link{}, fetchers: map[fetcherKey]*fetcher{}, conns: map[*conn]bool{}, dirty: map[*link]bool{},
+		links: map[int32]*brokerLinks{}, fetchers: map[fetcherKey]*fetcher{}, conns: map[*conn]bool{}, dirty: map[*link]bool{},
 		fetchWanted: map[*stream]bool{}, looking: looking{wanted: map[*stream]bool{}},
 		sourceWait: newBackoff(200*time.Millisecond, 3*time.Second),
 		expireAge:  defaultExpiry - time.Hour, takeoverWait: f.opts.TakeoverWait,

@@ -35,6 +35,7 @@ type stream struct {
 	// A session (rule S1) is the time between two values of session; conn is nil between sessions.
 	session    int64
 	link       *link
+	usual      *link // the link of its sessions at the present leader
 	conn       *conn
 	readyOn    *link // in whose ready list it is, nil: none
 	unanswered int   // batches without an answer, of any session: they are waited for before the next

@@ -58,6 +58,8 @@ type loop struct {
 	expireAge    time.Duration
 	takeoverWait time.Duration
 
+	stalledSince time.Time // zero: not stalled
+
 	stopping bool
 	left     bool
 	done     bool
@@ -106,6 +108,7 @@ func (l *loop) run(ctx context.Context) {
 	l.every(l.opts.RefreshEvery, l.refreshSoon)
 	l.every(l.opts.LookEvery, l.lookAll)
 	l.every(l.opts.CheckpointEvery, l.commit)
+	l.every(time.Second, l.tellStalls)
 	stop := ctx.Done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -159,6 +162,28 @@ func (l *loop) every(interval time.Duration, do func()) {
 		do()
 		l.every(interval, do)
 	})
+}
+
+// tellStalls logs when streams stop and when all follow the source again, a line each however many there are.
+func (l *loop) tellStalls() {
+	stopped, following, reason := 0, 0, ""
+	for _, s := range l.streams {
+		switch s.state {
+		case StatePaused, StateFailed:
+			stopped++
+			reason = s.reason
+		case StateLive, StateTail:
+			following++
+		}
+	}
+	switch {
+	case l.stalledSince.IsZero() && stopped > 0:
+		l.stalledSince = l.now
+		l.log.Warn("mirroring has stopped", zap.Int("partitions", stopped), zap.Int("of", len(l.streams)), zap.String("reason", reason))
+	case !l.stalledSince.IsZero() && following == len(l.streams):
+		l.log.Info("mirroring has caught up", zap.Int("partitions", following), zap.Duration("after", l.now.Sub(l.stalledSince)))
+		l.stalledSince = time.Time{}
+	}
 }
 
 // offered takes one offer.

@@ -1,8 +1,10 @@
 package forwarder
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	"kmirror/protocol"
@@ -62,4 +64,81 @@ func parseTopicID(s string) (id protocol.TopicID, err error) {
 	}
 	copy(id[:], b)
 	return id, err
+}
+
+func (s *stream) checkpoint(self process) checkpoint {
+	c := s.stored
+	if s.acked >= 0 {
+		c.next, c.position, c.mirrorOffset, c.mirrorEnd = s.acked, s.ackedPosition(), s.lastBatchAt, s.mirrorEnd
+		c.lineage = s.lineage
+	}
+	c.sourceTopicID, c.mirrorTopicID, c.owner, c.released = s.topicID, s.mirrorTopicID, self, false
+	return c
+}
+
+func (l *loop) commit() {
+	if l.committing || l.left {
+		return
+	}
+	releases := l.releases
+	l.releases = nil
+	var commits []commit
+	var streams []*stream
+	for _, s := range l.streams {
+		if s.uncommitted && s.conn != nil {
+			commits = append(commits, commit{s.topicPartition, s.topicID, s.checkpoint(l.self)})
+			streams = append(streams, s)
+			s.uncommitted = false
+		}
+	}
+	if len(commits)+len(releases) == 0 {
+		return
+	}
+	l.committing = true
+	l.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
+		defer cancel()
+		err := l.release(ctx, releases)
+		if err == nil {
+			err = l.group.commit(ctx, commits)
+		}
+		l.inbox.call(func() {
+			l.committing = false
+			l.committed(streams, commits, err)
+		})
+	})
+}
+
+func (l *loop) committed(streams []*stream, commits []commit, err error) {
+	for i, s := range streams {
+		if err != nil {
+			s.uncommitted = true
+		} else {
+			s.stored = commits[i].checkpoint
+		}
+	}
+	if err != nil {
+		l.metrics.checkpointErrors.Inc()
+		if !isRebalance(err) {
+			l.sourceLost(err)
+		}
+	}
+	if len(l.releases) > 0 || l.stopping && err == nil {
+		l.commit()
+	}
+}
+
+func (l *loop) release(ctx context.Context, releases []commit) error {
+	if len(releases) == 0 {
+		return nil
+	}
+	stored, err := l.group.fetchCheckpoints(ctx)
+	if err != nil {
+		return err
+	}
+	releases = slices.DeleteFunc(releases, func(c commit) bool {
+		last, ok := stored[c.topicPartition]
+		return ok && last.owner != l.self
+	})
+	return l.group.commit(ctx, releases)
 }

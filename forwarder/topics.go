@@ -201,3 +201,85 @@ func (r *refresher) grow(ctx context.Context, topics []*topicView, failed map[st
 	}
 	return nil
 }
+
+type refreshing struct {
+	running bool
+	wanted  bool
+	waiters []func()
+}
+
+func (l *loop) refreshSoon() { l.refreshing.wanted = true }
+
+func (l *loop) startRefresh() {
+	if !l.refreshing.wanted || l.refreshing.running || l.stopping {
+		return
+	}
+	l.refreshing.wanted, l.refreshing.running = false, true
+	waiters := l.refreshing.waiters
+	l.refreshing.waiters = nil
+	l.spawn(func(ctx context.Context) {
+		source, err := l.refresher.askSource(ctx)
+		l.inbox.call(func() { l.sourceRefreshed(source, err) })
+		if err == nil {
+			mirror, err := l.refresher.askMirror(ctx, source)
+			l.inbox.call(func() { l.mirrorRefreshed(mirror, err) })
+		}
+		sleep(ctx, 200*time.Millisecond) // however often it is asked for
+		l.inbox.call(func() {
+			l.refreshing.running = false
+			for _, done := range waiters {
+				done()
+			}
+		})
+	})
+}
+
+func (l *loop) sourceRefreshed(view *clusterView, err error) {
+	if l.sourceLost(err) || l.stopping {
+		return
+	}
+	first := l.registry == nil
+	if first {
+		writer := fmt.Sprintf("%s %s", l.clientID, l.self)
+		l.registry = newRegistry(l.mirror, l.opts.Name, view.clusterID, writer, l.opts.ReplicationFactor, l.log)
+	}
+	for _, s := range l.streams {
+		s.ageLineage(view.leadership(s.topic, s.index).epoch, l.now)
+	}
+	l.sourceView = view
+	topics := make(map[string]int32, len(view.topics))
+	for name, t := range view.topics {
+		topics[name] = int32(len(t.partitions))
+	}
+	l.groupTopics.Store(&topics)
+	if first {
+		l.spawn(l.group.run)
+	} else {
+		select {
+		case l.group.changed <- struct{}{}:
+		default:
+		}
+	}
+	l.reconcile()
+}
+
+func (l *loop) mirrorRefreshed(found *mirrorTopics, err error) {
+	if l.mirrorLost(err) || l.stopping {
+		return
+	}
+	for topic, err := range found.failed {
+		if l.topicErrors[topic] == nil || l.topicErrors[topic].Error() != err.Error() {
+			l.log.Error("mirror topic", zap.String("topic", topic), zap.Error(err))
+		}
+	}
+	l.mirrorView, l.topicErrors = found.view, found.failed
+	l.reconcile()
+}
+
+func (l *loop) lookFor(looked chan struct{}) {
+	l.refreshing.waiters = append(l.refreshing.waiters, func() {
+		l.lookAll()
+		l.looking.waiters = append(l.looking.waiters, looked)
+	})
+	l.refreshSoon()
+}

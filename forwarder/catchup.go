@@ -341,7 +341,7 @@ func (l *loop) reachedEnd(s *stream, end int64) {
 
 // tryTail ends tail mode once all that was read for a while had passed the proxy.
 func (l *loop) tryTail(s *stream) {
-	if l.now.Sub(s.tailFrom) < tailTrial {
+	if l.opts.NoOffers || l.now.Sub(s.tailFrom) < tailTrial {
 		return
 	}
 	offered := s.offered.Load()

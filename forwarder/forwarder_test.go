@@ -117,3 +117,22 @@ func TestCatchUpAcrossRestarts(t *testing.T) {
 		}
 	})
 }
+
+func TestWithoutAProxyStreamsFollowTheLog(t *testing.T) {
+	t.Parallel()
+	eachPair(t, func(t *testing.T, source, mirror kafkatest.Cluster) {
+		kafkatest.CreateTopic(t, source, "orders", 3, 1)
+		client := source.Client(t)
+		f, _ := start(t, source.Seeds(), mirror.Seeds(), func(o *forwarder.Options) { o.NoOffers = true })
+		for round := range 5 {
+			produce(t, client, "orders", 100*round, 100)
+			waitCaughtUp(t, f)
+			for _, s := range f.Status().Streams {
+				if s.State != "tail" {
+					t.Fatalf("partition %d is in state %s, want tail", s.Partition, s.State)
+				}
+			}
+		}
+		kafkatest.Equal(t, source, mirror, "orders", kafkatest.SameOffsets())
+	})
+}

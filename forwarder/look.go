@@ -193,6 +193,8 @@ func (l *loop) sawEnd(s *stream, end int64) {
 		return
 	}
 	switch {
+	case s.state == StateRecover && l.opts.NoOffers:
+		l.becomeTail(s)
 	case s.state == StateRecover && s.next >= end:
 		s.linked = true
 		l.setState(s, StateLive, "")

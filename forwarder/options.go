@@ -36,6 +36,9 @@ type Options struct {
 	// as a dynamic member, whose partitions wait for the session timeout after a crash.
 	Instance string
 
+	// NoOffers says that no proxy is in this process: streams follow the source log from the start.
+	NoOffers bool
+
 	Include []*regexp.Regexp // whole topic names; a topic is mirrored if any matches and no Exclude does
 	Exclude []*regexp.Regexp
 

@@ -141,7 +141,7 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		}
 	}
 	return forwarder.Options{
-		Name: c.Name, Source: source, Mirror: mirror, Instance: instanceName(c),
+		Name: c.Name, Source: source, Mirror: mirror, Instance: instanceName(c), NoOffers: !c.HasRole(config.RoleProxy),
 		Include: include, Exclude: exclude,
 		Start: start, StartTimestamp: at,
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",

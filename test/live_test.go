@@ -54,12 +54,14 @@ func TestMirrorAsItArrives(t *testing.T) {
 	waitLive(t, in, topic, partitions)
 	served, fetches := behind.total(kmsg.Fetch), in.Metrics()["kmirror_forwarder_fetches_total"]
 
-	for _, name := range []string{"plain", "sync"} {
+	for _, name := range []string{"first", "second"} {
 		write(t, in.Seeds(), topic, name, 20_000)
 	}
 	for _, codec := range []kgo.CompressionCodec{kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression()} {
 		write(t, in.Seeds(), topic, fmt.Sprintf("codec%v", codec), 2_000, kgo.ProducerBatchCompression(codec))
 	}
+	kafkatest.Tool(t, performance, "--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "10000",
+		"--producer-props", "bootstrap.servers="+in.Seeds()[0], "compression.type=lz4") // names topics by ID
 	t.Logf("acknowledged to readable on the mirror: %s", arrival(t, in.Seeds(), mirror, topic, 200))
 	in.WaitCaughtUp(30 * time.Second)
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())

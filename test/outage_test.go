@@ -3,6 +3,7 @@ package test
 import (
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,9 @@ import (
 
 // outageLength is longer than kmirror waits for an answer, so that frozen requests time out.
 const outageLength = 20 * time.Second
+
+// maxOutageLines is what an outage may write to the log: a few lines for each connection and cluster, none for each batch or try.
+const maxOutageLines = 30
 
 // TestMirrorOutage is guarantee G1: whatever becomes of the mirror, producers see no error and kmirror's memory stays within its bound;
 // once the mirror is back both logs are equal, offsets too, and mirroring is live again by itself.
@@ -41,7 +45,7 @@ func TestMirrorOutage(t *testing.T) {
 			l := startLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
 			l.waitAcked(4000)
 			t.Logf("acknowledgements with the mirror up: %s", l.since(0))
-			mark := l.mark()
+			mark, lines, before := l.mark(), strings.Count(in.Log(), "\n"), in.Metrics()
 			t.Run("outage", func(t *testing.T) { // what begin sets up for cleaning ends with it
 				outage.begin(t)
 				select {
@@ -56,10 +60,18 @@ func TestMirrorOutage(t *testing.T) {
 				broker.Start(t)
 			}
 			l.waitAcked(4000)
+			for _, held := range []string{"go_goroutines", "process_open_fds"} { // case C31: no try leaves anything behind
+				if got := in.Metrics()[held]; got > before[held]+10 {
+					t.Errorf("%s = %v after the outage, %v before", held, got, before[held])
+				}
+			}
 			l.stop()
 			in.WaitCaughtUp(time.Minute)
 			kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
 			waitLive(t, in, topic, 4)
+			if n := strings.Count(in.Log(), "\n") - lines; n == 0 || n > maxOutageLines {
+				t.Errorf("%d log lines tell of the outage, want some that a person reads, %d at most:\n%s", n, maxOutageLines, in.LogTail(n))
+			}
 			if got := peak(); got > memory+spare {
 				t.Errorf("kmirror held %d MiB, want %d at most", got>>20, (memory+spare)>>20)
 			} else {
@@ -69,7 +81,38 @@ func TestMirrorOutage(t *testing.T) {
 	}
 }
 
-// beSilent accepts connections to addr until the test ends, and never answers.
+// TestSlowMirror is guarantee G1 with a mirror that is there, but slower than the producers: they don't notice, memory stays within its
+// bound, and once there is room the mirror has everything.
+func TestSlowMirror(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	kafkatest.CreateTopic(t, source, topic, 4, 1)
+	narrow := relayedCluster{mirror, newRelay(t, mirror)}
+	in := startKmirror(t, source, narrow, "--topics", topic, "--mirror_memory", "16MiB")
+	waitLive(t, in, topic, 4)
+	peak := watchMemory(t, in)
+	l := startLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
+	l.waitAcked(2000)
+	t.Logf("acknowledgements with room: %s", l.since(0))
+	mark := l.mark()
+	narrow.perSecond.Store(1 << 20) // of about 8 MiB a second that are written
+	l.waitAcked(20_000)
+	t.Logf("acknowledgements without: %s", l.since(mark))
+	narrow.perSecond.Store(0)
+	l.stop()
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
+	if got := peak(); got > 116<<20 {
+		t.Errorf("kmirror held %d MiB, want 116 at most", got>>20)
+	} else {
+		t.Logf("kmirror held %d MiB at most", got>>20)
+	}
+}
+
+// maxDialed is how many connections an outage may cost: one a second, and those that there were before.
+const maxDialed = int(outageLength/time.Second) + 10
+
+// beSilent accepts connections to addr until the test ends, and never answers. It fails the test if there are too many tries.
 func beSilent(t testing.TB, addr string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", addr)
@@ -94,6 +137,9 @@ func beSilent(t testing.TB, addr string) {
 	t.Cleanup(func() {
 		ln.Close()
 		mu.Lock()
+		if len(conns) > maxDialed {
+			t.Errorf("%d connections to a broker that never answers, want %d at most", len(conns), maxDialed)
+		}
 		for _, conn := range conns {
 			conn.Close()
 		}

@@ -6,7 +6,9 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kbin"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -27,6 +29,8 @@ type relay struct {
 	counts map[requestKind]int
 	conns  map[net.Conn]bool
 	wg     sync.WaitGroup
+
+	perSecond atomic.Int64 // bytes of requests passed on a second, over each connection; 0: as they come
 }
 
 // requestKind is what requests are counted by.
@@ -134,6 +138,9 @@ func (r *relay) serve(client, broker net.Conn) {
 			mu.Lock()
 			waiting[correlationID] = relayed{kind.apiKey, version}
 			mu.Unlock()
+			if limit := r.perSecond.Load(); limit > 0 {
+				time.Sleep(time.Duration(len(frame)) * time.Second / time.Duration(limit)) // a narrow line
+			}
 			if _, err := broker.Write(frame); err != nil {
 				return
 			}

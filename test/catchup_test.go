@@ -64,3 +64,25 @@ func TestCatchUp(t *testing.T) {
 		}
 	})
 }
+
+// TestRolesApart: one process proxies, another mirrors; nothing passes between them but Kafka.
+func TestRolesApart(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	proxy := startKmirror(t, source, mirror, "--topics", topic, "--roles", "proxy")
+	in := startKmirror(t, source, mirror, "--topics", topic, "--roles", "mirror")
+	for round := range 3 {
+		l := startLoad(t, proxy.Seeds(), topic, 2, 500, 100)
+		write(t, source.Seeds(), topic, fmt.Sprintf("bypass%d", round), 100)
+		l.waitAcked(500)
+		l.stop()
+		in.WaitCaughtUp(30 * time.Second)
+		kafkatest.Equal(t, source, mirror, topic, kafkatest.SameOffsets())
+		in.Kill()
+		in.Start()
+	}
+	if status := proxy.Status().Mirror; status != nil {
+		t.Errorf("the proxy alone has a mirror: %+v", status)
+	}
+}

@@ -28,6 +28,7 @@ func TestClients(t *testing.T) {
 	in := startKmirror(t, source, mirror, "--topics", "/clients-.*/", "--topics.replication_factor", "1")
 	c := clientTest{source: source, mirror: mirror, in: in}
 	c.client(t, "java", clientTest.java)
+	c.client(t, "kafka's tools", clientTest.tools)
 	c.client(t, "franz-go", clientTest.franz)
 	for _, client := range clients.All() {
 		c.client(t, client.Name, func(c clientTest, t *testing.T) { c.foreign(t, client) })
@@ -158,6 +159,27 @@ func (c clientTest) javaGroup(t *testing.T, bootstrap string) {
 	for partition, n := range lag {
 		if n != 0 {
 			t.Errorf("lag of partition %d = %d, want 0", partition, n)
+		}
+	}
+}
+
+// tools runs what an operator runs (case C04): it works, and what it prints names the proxy, never a broker's own address.
+func (c clientTest) tools(t *testing.T) {
+	at := []string{"--bootstrap-server", c.in.Seeds()[0]}
+	for class, args := range map[string][]string{
+		"org.apache.kafka.tools.BrokerApiVersionsCommand": at,
+		"org.apache.kafka.tools.MetadataQuorumCommand":    append(slices.Clone(at), "describe", "--status"),
+		"org.apache.kafka.tools.TopicCommand":             append(slices.Clone(at), "--describe", "--topic", "clients-java"),
+		"org.apache.kafka.tools.LogDirsCommand":           append(slices.Clone(at), "--describe", "--topic-list", "clients-java"),
+	} {
+		out := c.tool(t, class, args...)
+		if out == "" {
+			t.Errorf("%s printed nothing", class)
+		}
+		for _, address := range c.source.Seeds() {
+			if strings.Contains(out, address) {
+				t.Errorf("%s names %s, a broker's own address:\n%s", class, address, out)
+			}
 		}
 	}
 }

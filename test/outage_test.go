@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -79,6 +80,34 @@ func TestMirrorOutage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSourceOutage: producers see what the source says, and when it is back, after longer than kmirror's membership lasts, mirroring goes
+// on by itself. kill -9 may cost the source what it hadn't flushed; never can the mirror hold something else than the source.
+func TestSourceOutage(t *testing.T) {
+	source := kafkatest.Real(t)
+	_, mirror := kafkatest.Shared(t)
+	topic := topicName(t)
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	in := startKmirror(t, source, mirror, "--topics", topic, "--timing.session_timeout", "3s")
+	waitLive(t, in, topic, 3)
+	l := startLoad(t, in.Seeds(), topic, 3, 1000, 100)
+	for _, end := range []func(testing.TB){source.Broker(1).Stop, source.Broker(1).Kill} {
+		l.waitAcked(1000)
+		end(t)
+		kafkatest.Eventually(t, 30*time.Second, func() error { // kmirror has noticed, and is no member any more
+			if member := in.Metrics()["kmirror_forwarder_group_member"]; member != 0 {
+				return fmt.Errorf("kmirror still believes in its membership")
+			}
+			return nil
+		})
+		source.Broker(1).Start(t)
+		l.waitAcked(1000)
+	}
+	l.stop()
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
+	waitLive(t, in, topic, 3)
 }
 
 // TestSlowMirror is guarantee G1 with a mirror that is there, but slower than the producers: they don't notice, memory stays within its

@@ -145,8 +145,8 @@ func TestDeletedTopics(t *testing.T) {
 		// It is made again with the source's partitions, and filled as the start policy says: from the earliest record.
 		kafkatest.WaitEqual(t, source, mirror, "del2", time.Minute, kafkatest.SameOffsets())
 	})
-	t.Run("recreated on the source", func(t *testing.T) {
-		old := kafkatest.ReadTopic(t, source, "del2")
+	recreate := func(t *testing.T) {
+		t.Helper()
 		if _, err := onSource.DeleteTopics(ctx, "del2"); err != nil {
 			t.Fatal(err)
 		}
@@ -154,17 +154,33 @@ func TestDeletedTopics(t *testing.T) {
 			_, err := onSource.CreateTopic(ctx, 3, 1, nil, "del2")
 			return err
 		})
-		write(t, in.Seeds(), "del2", "second life", 300)
+	}
+	// follows fails unless the mirror holds what it held before and then all that the new topic holds, in each partition.
+	follows := func(t *testing.T, before [][]*kgo.Record) {
+		t.Helper()
 		in.WaitCaughtUp(time.Minute)
-		recreated := kafkatest.ReadTopic(t, source, "del2")
-		copies := kafkatest.ReadTopic(t, mirror, "del2")
+		recreated, copies := kafkatest.ReadTopic(t, source, "del2"), kafkatest.ReadTopic(t, mirror, "del2")
 		for p := range copies {
-			want := append(values(old[p]), values(recreated[p])...)
+			want := append(values(before[p]), values(recreated[p])...)
 			if got := values(copies[p]); !slices.Equal(got, want) {
-				t.Errorf("partition %d: the mirror has %d records, want the %d of the old topic and then the %d of the new one",
-					p, len(got), len(old[p]), len(recreated[p]))
+				t.Errorf("partition %d: the mirror has %d records, want the %d of before and then the %d of the new topic",
+					p, len(got), len(before[p]), len(recreated[p]))
 			}
 		}
+	}
+	t.Run("recreated on the source", func(t *testing.T) {
+		before := kafkatest.ReadTopic(t, mirror, "del2")
+		recreate(t)
+		write(t, in.Seeds(), "del2", "second life", 300)
+		follows(t, before)
+	})
+	t.Run("recreated while kmirror is down", func(t *testing.T) {
+		before := kafkatest.ReadTopic(t, mirror, "del2")
+		in.Stop()
+		recreate(t)
+		write(t, source.Seeds(), "del2", "third life", 30_000) // longer than the old one: no offset is out of range
+		in.Start()
+		follows(t, before)
 	})
 }
 

@@ -134,6 +134,9 @@ func (c *conn) relayRequests() error {
 		closeWrite(c.source)
 		c.source.SetReadDeadline(time.Now().Add(halfCloseWait))
 		c.ended.Store(true)
+		if c.requests.stopped() {
+			c.drain() // which may have come before ended was set
+		}
 		return nil
 	}
 	if c.flight.waitSettled() == nil {

@@ -314,6 +314,13 @@ func (p *pipe) interrupt() {
 	}
 }
 
+// stopped reports whether interrupt was called.
+func (p *pipe) stopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.interrupted
+}
+
 // release gives the empty buffer back.
 func (p *pipe) release() {
 	if p.buf != nil {

@@ -20,7 +20,9 @@ import (
 
 var nopLogger = zap.NewNop()
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("kmirror/internal/kafkatest.init.func1.1")) // lives as long as the process
+}
 
 // recorder is a Sink that keeps everything.
 type recorder struct {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
 )
@@ -78,7 +79,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.source = kafkatest.Real(t, opts...)
 	w.mirror = kafkatest.Real(t, opts...)
-	w.mirrorAdmin = kadm.NewClient(w.mirror.Client(t))
+	w.mirrorAdmin = kadm.NewClient(w.mirror.Client(t, kgo.MetadataMinAge(10*time.Millisecond))) // sees new topics at once
 	return w
 }
 

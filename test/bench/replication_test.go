@@ -92,10 +92,11 @@ func awaitFirstRecord(t *testing.T, w *world, bootstrap, topic string) {
 		t.Fatal(err)
 	}
 	kafkatest.Eventually(t, copyTimeout, func() error {
-		if endOffsets(t.Context(), w.mirrorAdmin, topic) == 0 {
-			return fmt.Errorf("the first record of %s isn't on the mirror: %w", topic, errNotYet)
+		n, err := endOffsets(t.Context(), w.mirrorAdmin, topic)
+		if err == nil && n == 0 {
+			err = fmt.Errorf("the first record of %s isn't on the mirror: %w", topic, errNotYet)
 		}
-		return nil
+		return err
 	})
 }
 

@@ -35,6 +35,9 @@ var workloads = []workload{
 // scaled shrinks a workload for a try.
 func (w workload) scaled(by float64) workload {
 	w.records = max(partitions, int(float64(w.records)*by))
+	if by != 1 {
+		w.name += fmt.Sprintf(" (x %g)", by)
+	}
 	return w
 }
 
@@ -71,30 +74,30 @@ func (w workload) load(t testing.TB, cluster kafkatest.Cluster) {
 	}
 }
 
-// endOffsets sums the end offsets of a topic; 0 while it can't be listed.
-func endOffsets(ctx context.Context, adm *kadm.Client, topic string) int64 {
-	offsets, err := adm.ListEndOffsets(ctx, topic)
-	if err != nil || offsets.Error() != nil {
-		return 0
+// endOffsets sums the end offsets of a topic.
+func endOffsets(ctx context.Context, admin *kadm.Client, topic string) (int64, error) {
+	offsets, err := admin.ListEndOffsets(ctx, topic)
+	if err == nil {
+		err = offsets.Error()
 	}
 	var sum int64
 	offsets.Each(func(o kadm.ListedOffset) { sum += o.Offset })
-	return sum
+	return sum, err
 }
 
 // deleteTopics deletes every topic of a cluster but Kafka's own, so that the next copy starts anew.
-func deleteTopics(t testing.TB, adm *kadm.Client) {
+func deleteTopics(t testing.TB, admin *kadm.Client) {
 	t.Helper()
 	ctx := t.Context()
 	kafkatest.Eventually(t, readyTimeout, func() error {
-		topics, err := adm.ListTopics(ctx) // without Kafka's internal ones
+		topics, err := admin.ListTopics(ctx) // without Kafka's internal ones
 		if err != nil {
 			return err
 		}
 		if len(topics) == 0 {
 			return nil
 		}
-		if _, err := adm.DeleteTopics(ctx, topics.Names()...); err != nil {
+		if _, err := admin.DeleteTopics(ctx, topics.Names()...); err != nil {
 			return err
 		}
 		return fmt.Errorf("topics %v remain: %w", topics.Names(), errNotYet)

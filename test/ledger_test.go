@@ -169,9 +169,11 @@ func (l *ledger) stop() {
 // order with the same keys, headers and timestamps. Records that others wrote to the mirror are left out by foreign, if it isn't nil.
 func (l *ledger) check(source, mirror kafkatest.Cluster, how ...kafkatest.Comparison) {
 	l.t.Helper()
+	defer func() { // also when the logs differ: it says how
+		l.checkLog(source, "source")
+		l.checkLog(mirror, "mirror")
+	}()
 	kafkatest.WaitEqual(l.t, source, mirror, l.topic, time.Minute, how...)
-	l.checkLog(source, "source")
-	l.checkLog(mirror, "mirror")
 }
 
 // checkLog counts what one cluster holds.

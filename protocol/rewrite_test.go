@@ -42,6 +42,18 @@ func TestRewriteAgreesWithKmsgInEveryVersion(t *testing.T) {
 	})
 }
 
+func TestWhatIsRewritten(t *testing.T) {
+	first := map[int16]int16{KeyProduce: 10, KeyMetadata: 0, KeyFindCoordinator: 0, KeyDescribeCluster: 0, KeyShareFetch: 0, KeyShareAcknowledge: 0}
+	for key := int16(-1); key < 200; key++ {
+		for version := int16(0); version < 20; version++ {
+			from, ok := first[key]
+			if got, want := Rewrites(key, version), ok && version >= from; got != want {
+				t.Errorf("Rewrites(%s v%d) = %v, want %v", apiName(key), version, got, want)
+			}
+		}
+	}
+}
+
 func TestRewriteToTheSameAddressesIsACopy(t *testing.T) {
 	same := func(_ int32, host []byte, port int32) (string, int32, bool) { return string(host), port, true }
 	r := rand.New(rand.NewSource(2))

@@ -241,6 +241,11 @@ func (c capturedConn) Read(b []byte) (int, error) {
 // TestNoBrokerAddressReachesAClient puts a proxy that advertises a secret name before a fake cluster, and the proxy under test
 // before that one: the secret name must not be in any byte that a client reads.
 func TestNoBrokerAddressReachesAClient(t *testing.T) {
+	t.Run("with a sink", func(t *testing.T) { noBrokerAddress(t, &recorder{}) })
+	t.Run("without", func(t *testing.T) { noBrokerAddress(t, nil) })
+}
+
+func noBrokerAddress(t *testing.T, sink Sink) {
 	const secret = "secret.internal"
 	cluster := fakeCluster(t, kfake.SeedTopics(6, "orders"))
 	inner := startOn(t, cluster, Options{Advertise: secret})
@@ -248,7 +253,7 @@ func TestNoBrokerAddressReachesAClient(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, network, strings.Replace(address, secret, "127.0.0.1", 1))
 	}
 	adm := lister{newClient(t, inner.Addr().String(), kgo.Dialer(toInner))}
-	s := start(t, Options{Seeds: []string{inner.Addr().String()}, Dial: toInner, Brokers: adm, Sink: &recorder{}})
+	s := start(t, Options{Seeds: []string{inner.Addr().String()}, Dial: toInner, Brokers: adm, Sink: sink})
 	eventually(t, "the proxy is ready", s.Ready)
 
 	moved := 0

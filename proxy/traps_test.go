@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +85,8 @@ func TestAFullQueueStopsReading(t *testing.T) {
 		<-open
 		echo(c, h, frame)
 	})
+	release := sync.OnceFunc(func() { close(open) })
+	t.Cleanup(release)
 	s := startBefore(t, b, Options{})
 	c := dialRaw(t, s.Addr())
 	const n = 5 * maxInFlight
@@ -93,7 +96,7 @@ func TestAFullQueueStopsReading(t *testing.T) {
 		}
 	}()
 	eventually(t, "the queue is full", func() bool { return s.Status().InFlight == maxInFlight })
-	close(open)
+	release()
 	for id := range int32(n) {
 		if got := protocol.CorrelationID(c.receive()); got != id {
 			t.Fatalf("answer has correlation ID %d, want %d", got, id)

@@ -148,6 +148,13 @@ func (f *flight) waits() int {
 	return int(f.pushed - f.settled)
 }
 
+// totals returns the number of requests ever pushed and of those answered.
+func (f *flight) totals() (asked, answered uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.pushed, f.settled
+}
+
 // close ends all waiting; push fails from now on.
 func (f *flight) close() {
 	f.mu.Lock()

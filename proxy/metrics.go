@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -39,47 +41,35 @@ var Metrics = []struct{ Name, Help string }{
 	{"kmirror_proxy_ready", "1 once the listeners of all known brokers are open."},
 }
 
+// tally is a counter that the status shows too.
+type tally struct{ atomic.Int64 }
+
+// Inc counts one.
+func (t *tally) Inc() { t.Add(1) }
+
 type metrics struct {
-	accepted            prometheus.Counter
+	accepted            tally
 	closedBy            map[string]prometheus.Counter
 	requestsBy          [kmsg.MaxKey + 2]prometheus.Counter // the last one is for unknown APIs
 	requested, answered prometheus.Counter
-	offered, refused    prometheus.Counter
-	grown, doubts       prometheus.Counter
+	offered, refused    tally
+	grown, doubts       tally
 }
 
-// newMetrics makes the metrics and registers them, if there is a registry. The gauges are read from s when scraped.
-func newMetrics(registry prometheus.Registerer, s *Server) (metrics, error) {
-	help := make(map[string]string)
+// register makes the metrics and registers them, if there is a registry. The gauges are read from s when scraped.
+func (m *metrics) register(registry prometheus.Registerer, s *Server) error {
+	r := registrar{registry: registry, help: make(map[string]string)}
 	for _, m := range Metrics {
-		help[m.Name] = m.Help
+		r.help[m.Name] = m.Help
 	}
-	var all []prometheus.Collector
-	counter := func(name string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help[name]})
-		all = append(all, c)
-		return c
+	m.requested = r.counter("kmirror_proxy_request_bytes_total")
+	m.answered = r.counter("kmirror_proxy_response_bytes_total")
+	m.closedBy = make(map[string]prometheus.Counter)
+	closed := r.vector("kmirror_proxy_connections_closed_total", "reason")
+	for _, reason := range reasons {
+		m.closedBy[reason] = closed.WithLabelValues(reason)
 	}
-	vector := func(name, label string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help[name]}, []string{label})
-		all = append(all, v)
-		return v
-	}
-	gauge := func(name string, f func() int) {
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help[name]}, func() float64 { return float64(f()) }))
-	}
-	m := metrics{
-		accepted:  counter("kmirror_proxy_connections_total"),
-		requested: counter("kmirror_proxy_request_bytes_total"),
-		answered:  counter("kmirror_proxy_response_bytes_total"),
-		doubts:    counter("kmirror_proxy_doubts_total"),
-		closedBy:  make(map[string]prometheus.Counter),
-	}
-	closed := vector("kmirror_proxy_connections_closed_total", "reason")
-	for _, r := range reasons {
-		m.closedBy[r] = closed.WithLabelValues(r)
-	}
-	requests := vector("kmirror_proxy_requests_total", "api")
+	requests := r.vector("kmirror_proxy_requests_total", "api")
 	for key := range m.requestsBy {
 		name := "unknown"
 		if key <= kmsg.MaxKey && kmsg.RequestForKey(int16(key)) != nil {
@@ -87,27 +77,55 @@ func newMetrics(registry prometheus.Registerer, s *Server) (metrics, error) {
 		}
 		m.requestsBy[key] = requests.WithLabelValues(name)
 	}
-	batches := vector("kmirror_proxy_batches_total", "outcome")
-	m.offered, m.refused, m.grown = batches.WithLabelValues("offered"), batches.WithLabelValues("refused"), batches.WithLabelValues("grown")
-	gauge("kmirror_proxy_connections", s.connections)
-	gauge("kmirror_proxy_requests_in_flight", s.inFlight)
-	gauge("kmirror_proxy_held_bytes", func() int { return int(s.held.Load()) })
-	gauge("kmirror_proxy_broker_listeners", func() int { return s.brokers.len() })
-	gauge("kmirror_proxy_ready", func() int {
+	r.tally("kmirror_proxy_connections_total", nil, &m.accepted)
+	r.tally("kmirror_proxy_batches_total", prometheus.Labels{"outcome": "offered"}, &m.offered)
+	r.tally("kmirror_proxy_batches_total", prometheus.Labels{"outcome": "refused"}, &m.refused)
+	r.tally("kmirror_proxy_batches_total", prometheus.Labels{"outcome": "grown"}, &m.grown)
+	r.tally("kmirror_proxy_doubts_total", nil, &m.doubts)
+	r.gauge("kmirror_proxy_connections", s.connections)
+	r.gauge("kmirror_proxy_requests_in_flight", s.inFlight)
+	r.gauge("kmirror_proxy_held_bytes", func() int { return int(s.held.Load()) })
+	r.gauge("kmirror_proxy_broker_listeners", s.brokers.len)
+	r.gauge("kmirror_proxy_ready", func() int {
 		if s.Ready() {
 			return 1
 		}
 		return 0
 	})
-	if registry == nil {
-		return m, nil
+	return r.err
+}
+
+// registrar makes collectors with the help texts of Metrics. Its first error stays.
+type registrar struct {
+	registry prometheus.Registerer
+	help     map[string]string
+	err      error
+}
+
+func (r *registrar) add(c prometheus.Collector) {
+	if r.registry != nil && r.err == nil {
+		r.err = r.registry.Register(c)
 	}
-	for _, c := range all {
-		if err := registry.Register(c); err != nil {
-			return m, err
-		}
-	}
-	return m, nil
+}
+
+func (r *registrar) counter(name string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: r.help[name]})
+	r.add(c)
+	return c
+}
+
+func (r *registrar) vector(name, label string) *prometheus.CounterVec {
+	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: r.help[name]}, []string{label})
+	r.add(v)
+	return v
+}
+
+func (r *registrar) tally(name string, labels prometheus.Labels, t *tally) {
+	r.add(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: r.help[name], ConstLabels: labels}, func() float64 { return float64(t.Load()) }))
+}
+
+func (r *registrar) gauge(name string, f func() int) {
+	r.add(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: r.help[name]}, func() float64 { return float64(f()) }))
 }
 
 // request counts a request of this API.

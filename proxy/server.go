@@ -102,7 +102,7 @@ func New(o Options) (*Server, error) {
 	s.warnings.log = o.Logger
 	s.brokers = brokers{bind: s.bindBroker, log: o.Logger, byID: make(map[int32]*broker), failed: make(map[int32]string)}
 	s.seeds = newSeeds(o.Seeds, s.dial, o.Logger)
-	if s.metrics, err = newMetrics(o.Registry, s); err != nil {
+	if err := s.metrics.register(o.Registry, s); err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
@@ -451,6 +451,10 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	case requestErr == nil || responseErr != nil:
 	case errors.Is(requestErr, net.ErrClosed), errors.Is(requestErr, errFlightClosed):
 		reason = reasonBroker
+		if asked, answered := c.flight.totals(); asked > 0 && answered == 0 {
+			s.warnings.warn(reason, "broker closed the connection without an answer: does it expect TLS or SASL?",
+				append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
+		}
 	}
 	s.metrics.closedBy[reason].Inc()
 	s.log.Debug("connection ended", append(fields, zap.String("reason", reason), zap.NamedError("request_error", requestErr), zap.NamedError("response_error", responseErr))...)

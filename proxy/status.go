@@ -9,9 +9,19 @@ type Status struct {
 	Connections   int              `json:"connections"`
 	InFlight      int              `json:"requests_in_flight"`
 	HeldBytes     int64            `json:"held_bytes"`
+	Accepted      int64            `json:"connections_accepted"`
+	Batches       BatchCounts      `json:"batches"`
 	Brokers       []BrokerStatus   `json:"brokers"`
 	SeedsDown     []string         `json:"bootstrap_down,omitempty"`
 	BindingFailed map[int32]string `json:"binding_failed,omitempty"`
+}
+
+// BatchCounts counts acknowledged record batches since the start, by what became of them.
+type BatchCounts struct {
+	Offered int64 `json:"offered"` // taken by the mirror as they came
+	Refused int64 `json:"refused"` // by the mirror, which reads them back later
+	Grown   int64 `json:"grown"`   // never offered: acks=1, transactional, old format, append time
+	Doubts  int64 `json:"doubts"`  // answers that put a topic or a log in doubt
 }
 
 // BrokerStatus is one broker listener.
@@ -30,6 +40,8 @@ func (s *Server) Status() Status {
 		Connections: s.connections(),
 		InFlight:    s.inFlight(),
 		HeldBytes:   s.held.Load(),
+		Accepted:    s.metrics.accepted.Load(),
+		Batches:     BatchCounts{s.metrics.offered.Load(), s.metrics.refused.Load(), s.metrics.grown.Load(), s.metrics.doubts.Load()},
 		Brokers:     []BrokerStatus{},
 		SeedsDown:   s.seeds.down(),
 	}

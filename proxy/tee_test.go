@@ -312,10 +312,6 @@ func BenchmarkTee(b *testing.B) {
 	frame := requestFrame(produceTo(11, -1, records(1)), 7)
 	answer := produced(protocol.ParseRequestHeader(frame), frame, nil)
 	c := &conn{s: &Server{o: Options{Sink: &releaser{}}}}
-	var err error
-	if c.s.metrics, err = newMetrics(nil, c.s); err != nil {
-		b.Fatal(err)
-	}
 	b.ReportAllocs()
 	for b.Loop() {
 		c.s.hold(len(frame))

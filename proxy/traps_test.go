@@ -262,6 +262,18 @@ func TestABrokerThatSpeaksTLSIsNamed(t *testing.T) {
 	}
 }
 
+func TestABrokerThatNeverAnswersIsNamed(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	b := script(t, func(c net.Conn, _ protocol.RequestHeader, _ []byte) { c.Close() })
+	s := startBefore(t, b, Options{Logger: zap.New(core)})
+	c := dialRaw(t, s.Addr())
+	c.send(rawRequest(18, 3, 1, nil))
+	c.wantClosed("broker closed")
+	eventually(t, "it is logged", func() bool {
+		return logs.FilterField(zap.Stringer("broker_address", b.ln.Addr())).FilterMessageSnippet("does it expect TLS or SASL?").Len() == 1
+	})
+}
+
 func TestAResponseOutOfOrderEndsTheConnection(t *testing.T) {
 	b := script(t, func(c net.Conn, h protocol.RequestHeader, frame []byte) {
 		h.CorrelationID++

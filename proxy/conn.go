@@ -33,6 +33,7 @@ type conn struct {
 	requests  pipe // client to source
 	responses pipe // source to client
 	flight    flight
+	endedBy   atomic.Int32  // the side that ended first, endedByClient or endedByBroker
 	ended     atomic.Bool   // the client ended its stream, and the broker was told
 	filled    atomic.Uint64 // number of the last large request whose kept frame was read to its end
 	written   atomic.Uint64 // the same, and written to the broker
@@ -47,6 +48,19 @@ type conn struct {
 }
 
 const manyTokens = -1
+
+const (
+	endedByClient = 1
+	endedByBroker = 2
+)
+
+// noteEnd remembers which side ended first: the one that a pipe reads from, or, for a write error, writes to.
+func (c *conn) noteEnd(from, to int32, err error) {
+	if _, ok := errors.AsType[*writeError](err); ok {
+		from = to
+	}
+	c.endedBy.CompareAndSwap(0, from)
+}
 
 // closeError says why the proxy ends a connection. Its reason is from a closed set, for the metric and for limiting the log.
 type closeError struct {
@@ -74,6 +88,7 @@ func (c *conn) serve() {
 	done := make(chan error, 1)
 	c.s.wg.Go(func() { done <- c.relayRequests() })
 	responseErr := c.relayResponses()
+	c.noteEnd(endedByBroker, endedByClient, responseErr)
 	c.flight.close()
 	closeWrite(c.client)
 	c.source.Close()
@@ -120,6 +135,9 @@ func (c *conn) abort() {
 // returns nil when the client ended between two frames.
 func (c *conn) relayRequests() error {
 	err := c.forwardRequests()
+	if err != errInterrupted {
+		c.noteEnd(endedByClient, endedByBroker, err)
+	}
 	if w, ok := errors.AsType[*writeError](err); ok {
 		// The broker is gone, but what it answered before may still be on its way to the client.
 		c.source.SetReadDeadline(time.Now().Add(time.Second))

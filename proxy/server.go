@@ -448,8 +448,7 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	case errors.Is(requestErr, os.ErrDeadlineExceeded):
 		reason = reasonTimeout
 		s.warnings.warn(reason, "connection closed: a request stopped midway", fields...)
-	case requestErr == nil || responseErr != nil:
-	case errors.Is(requestErr, net.ErrClosed), errors.Is(requestErr, errFlightClosed):
+	case c.endedBy.Load() == endedByBroker:
 		reason = reasonBroker
 		if asked, answered := c.flight.totals(); asked > 0 && answered == 0 {
 			s.warnings.warn(reason, "broker closed the connection without an answer: does it expect TLS or SASL?",

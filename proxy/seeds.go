@@ -14,7 +14,8 @@ import (
 
 const (
 	dialTimeout   = 3 * time.Second
-	seedPutAside  = 10 * time.Second // a seed that failed is tried last for so long
+	seedPutAside  = 10 * time.Second // a seed that failed is tried last for so long, twice as long after each failure more,
+	maxPutAside   = 3 * time.Minute  // up to this: a client waits in vain for each try of a seed that swallows packets
 	probeInterval = 2 * time.Second
 )
 
@@ -31,8 +32,9 @@ type seeds struct {
 
 type seed struct {
 	address string
-	failed  time.Time // zero if the last dial succeeded, or there was none
-	err     error
+	aside   time.Time     // until when it's tried last
+	wait    time.Duration // how long it was put aside; 0 if the last dial succeeded, or there was none
+	err     error         // of the last dial
 }
 
 func newSeeds(addresses []string, dial func(context.Context, string) (net.Conn, error), log *zap.Logger) *seeds {
@@ -52,7 +54,7 @@ func (s *seeds) order(now time.Time) []int {
 	var order, aside []int
 	for i := range s.list {
 		i = (i + s.next) % len(s.list)
-		if f := s.list[i].failed; !f.IsZero() && now.Sub(f) < seedPutAside {
+		if now.Before(s.list[i].aside) {
 			aside = append(aside, i)
 		} else {
 			order = append(order, i)
@@ -87,13 +89,14 @@ func (s *seeds) try(ctx context.Context, i int) (net.Conn, error) {
 	wasFailed := s.list[i].err != nil
 	s.list[i].err = err
 	if err != nil {
-		s.list[i].failed = time.Now()
+		s.list[i].wait = min(max(2*s.list[i].wait, seedPutAside), maxPutAside)
+		s.list[i].aside = time.Now().Add(s.list[i].wait)
 		if !wasFailed {
 			s.log.Warn("bootstrap broker can't be reached", zap.String("broker_address", address), zap.Error(err))
 		}
 		return nil, fmt.Errorf("%s: %w", address, err)
 	}
-	s.list[i].failed, s.alive = time.Time{}, true
+	s.list[i].aside, s.list[i].wait, s.alive = time.Time{}, 0, true
 	if wasFailed {
 		s.log.Info("bootstrap broker is reached again", zap.String("broker_address", address))
 	}

@@ -3,6 +3,7 @@ package protocol
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 )
 
 // Codec compresses and decompresses the records of batches; the codec numbers are those of AttrCodecMask.
@@ -15,27 +16,53 @@ type Codec interface {
 // a producer would send it: base offset 0, record count and deltas anew, CRC anew. A batch with append time gets that time as each
 // record's own, so that a mirror with create time shows the same (the attribute is gone afterwards). b isn't changed.
 func Recode(b Batch, from, to int64, codec Codec) (Batch, error) {
-	records, err := codec.Decompress(b.Codec(), b.Records())
-	if err != nil {
-		return nil, fmt.Errorf("records: %w", err)
+	return recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec)
+}
+
+// Merge builds one batch of the records of several, in order, which must have the same codec. It appends to dst, which may be nil, and
+// checks the CRC of each, since the new batch gets its own.
+func Merge(dst []byte, batches []Batch, codec Codec) (Batch, error) {
+	for _, b := range batches {
+		if b.Codec() != batches[0].Codec() {
+			return nil, fmt.Errorf("codecs %d and %d: can't be one batch", batches[0].Codec(), b.Codec())
+		}
+		if !b.VerifyCRC() {
+			return nil, fmt.Errorf("batch at offset %d: CRC is wrong: %w", b.BaseOffset(), ErrCorrupt)
+		}
 	}
-	r := recoder{source: b, first: -1}
-	if err := r.run(records, from-b.BaseOffset(), to-b.BaseOffset()); err != nil {
-		return nil, err
+	return recode(dst, batches, 0, math.MaxInt64, codec)
+}
+
+func recode(dst []byte, batches []Batch, from, to int64, codec Codec) (Batch, error) {
+	first := batches[0]
+	dst = append(dst[:0], first[:BatchHeaderSize]...)
+	r := recoder{}
+	if first.Codec() == 0 {
+		r.out = dst
+	}
+	for _, b := range batches {
+		records, err := codec.Decompress(b.Codec(), b.Records())
+		if err != nil {
+			return nil, fmt.Errorf("records: %w", err)
+		}
+		if err := r.add(b, records, from, to); err != nil {
+			return nil, err
+		}
 	}
 	if r.count == 0 {
-		return nil, fmt.Errorf("no record in [%d, %d): %w", from, to, ErrCorrupt)
+		return nil, fmt.Errorf("no record in the range: %w", ErrCorrupt)
 	}
-	packed, err := codec.Compress(b.Codec(), r.out)
-	if err != nil {
-		return nil, fmt.Errorf("records: %w", err)
+	out := Batch(r.out)
+	if first.Codec() != 0 {
+		packed, err := codec.Compress(first.Codec(), r.out)
+		if err != nil {
+			return nil, fmt.Errorf("records: %w", err)
+		}
+		out = append(dst, packed...)
 	}
-	out := make(Batch, BatchHeaderSize, BatchHeaderSize+len(packed))
-	copy(out, b[:BatchHeaderSize])
-	out = append(out, packed...)
 	putLength(out)
 	out.SetBaseOffset(0)
-	binary.BigEndian.PutUint16(out[atAttributes:], uint16(b.Attributes()&^(AttrLogAppendTime|AttrDeleteHorizon)))
+	binary.BigEndian.PutUint16(out[atAttributes:], uint16(first.Attributes()&AttrCodecMask))
 	binary.BigEndian.PutUint32(out[atLastOffsetDelta:], uint32(r.count-1))
 	binary.BigEndian.PutUint64(out[atBaseTimestamp:], uint64(r.baseTimestamp))
 	binary.BigEndian.PutUint64(out[atMaxTimestamp:], uint64(r.maxTimestamp))
@@ -47,15 +74,15 @@ func Recode(b Batch, from, to int64, codec Codec) (Batch, error) {
 // recoder copies records and renumbers their deltas. A record (KIP-98): length, attributes, timestamp delta, offset delta, and the rest, which
 // stays as it is.
 type recoder struct {
-	source        Batch
-	first         int64 // offset delta of the first record kept, -1: none yet
 	count         int32
 	baseTimestamp int64
 	maxTimestamp  int64
 	out           []byte
 }
 
-func (r *recoder) run(records []byte, from, to int64) error {
+// add copies the records of one batch whose offset deltas are in [from, to).
+func (r *recoder) add(source Batch, records []byte, from, to int64) error {
+	appendTime := source.Attributes()&AttrLogAppendTime != 0
 	for len(records) > 0 {
 		length, n := binary.Varint(records)
 		if n <= 0 || length < 1 || length > int64(len(records)-n) {
@@ -71,19 +98,21 @@ func (r *recoder) run(records []byte, from, to int64) error {
 		if on <= 0 {
 			return fmt.Errorf("offset delta: %w", ErrCorrupt)
 		}
-		if offsetDelta >= from && offsetDelta < to {
-			r.keep(record[0], r.source.BaseTimestamp()+timestampDelta, offsetDelta, record[1+tn+on:])
+		if offsetDelta < from || offsetDelta >= to {
+			continue
 		}
+		timestamp := source.BaseTimestamp() + timestampDelta
+		if appendTime {
+			timestamp = source.MaxTimestamp()
+		}
+		r.keep(record[0], timestamp, record[1+tn+on:])
 	}
 	return nil
 }
 
-func (r *recoder) keep(attributes byte, timestamp, offsetDelta int64, rest []byte) {
-	if r.source.Attributes()&AttrLogAppendTime != 0 {
-		timestamp = r.source.MaxTimestamp()
-	}
-	if r.first < 0 {
-		r.first, r.baseTimestamp, r.maxTimestamp = offsetDelta, timestamp, timestamp
+func (r *recoder) keep(attributes byte, timestamp int64, rest []byte) {
+	if r.count == 0 {
+		r.baseTimestamp, r.maxTimestamp = timestamp, timestamp
 	}
 	r.maxTimestamp = max(r.maxTimestamp, timestamp)
 	var head [1 + 2*binary.MaxVarintLen64]byte

@@ -113,3 +113,57 @@ func TestRecodeRefusesDamagedRecords(t *testing.T) {
 		}
 	}
 }
+
+func TestMergeJoinsBatches(t *testing.T) {
+	r := rand.New(rand.NewSource(2))
+	for range 200 {
+		var batches []Batch
+		var want []string
+		base := int64(100)
+		for range 1 + r.Intn(20) {
+			b := numberedBatch(base, 1+r.Intn(200))
+			binary.BigEndian.PutUint64(b[atBaseTimestamp:], uint64(r.Intn(1_000_000))) // later batches may be older
+			reseal(b)
+			batches = append(batches, b)
+			want = append(want, readRecords(t, b)...)
+			base += int64(b.RecordCount())
+		}
+		got, err := Merge(make([]byte, 0, 1<<10), batches, plainCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !got.VerifyCRC() || !got.Dense() || fmt.Sprint(readRecords(t, got)) != fmt.Sprint(want) {
+			t.Fatalf("Merge of %d batches: CRC right %v, %d records, want %d in order", len(batches), got.VerifyCRC(), got.RecordCount(), len(want))
+		}
+	}
+}
+
+func TestMergeRefusesWhatItCantVouchFor(t *testing.T) {
+	damaged := numberedBatch(5, 5)
+	damaged[len(damaged)-1] ^= 1
+	if _, err := Merge(nil, []Batch{numberedBatch(0, 5), damaged}, plainCodec{}); err == nil {
+		t.Error("Merge took a batch whose CRC is wrong")
+	}
+	other := numberedBatch(5, 5)
+	binary.BigEndian.PutUint16(other[atAttributes:], 3)
+	reseal(other)
+	if _, err := Merge(nil, []Batch{numberedBatch(0, 5), other}, plainCodec{}); err == nil {
+		t.Error("Merge took two codecs")
+	}
+}
+
+func BenchmarkMerge(b *testing.B) {
+	batches := make([]Batch, 32)
+	size := 0
+	for i := range batches {
+		batches[i] = numberedBatch(int64(150*i), 150)
+		size += len(batches[i])
+	}
+	dst := make([]byte, 0, 2*size)
+	b.SetBytes(int64(size))
+	for b.Loop() {
+		if _, err := Merge(dst, batches, plainCodec{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -8,8 +8,9 @@ type budget struct {
 	used  atomic.Int64
 }
 
-// offer takes n bytes for an offered batch; a quarter of the bound is kept for fetches, so that catch-up goes on under full load.
-func (b *budget) offer(n int64) bool { return b.take(n, b.limit-b.limit/4) }
+// offer takes n bytes for an offered batch. Room for a fetch is kept, so that catch-up goes on under full load: offers that wait
+// above a hole are freed by nothing else.
+func (b *budget) offer(n int64) bool { return b.take(n, b.limit-max(b.limit/4, fetchBytes)) }
 
 // reserve takes n bytes for a fetch. One fetch is let through whatever the bound, or nothing would ever move.
 func (b *budget) reserve(n int64) bool {

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"kmirror/internal/bufpool"
+	"kmirror/protocol"
 )
 
 const (
@@ -95,6 +96,7 @@ func (l *loop) connected(k *link, c *conn, err error) {
 	if k.down {
 		k.down = false
 		l.log.Info("mirror broker reached again", zap.Int32("broker", k.broker))
+		l.recoverOn(k.broker)
 	}
 	k.conn = c
 	l.conns[c] = true
@@ -103,6 +105,17 @@ func (l *loop) connected(k *link, c *conn, err error) {
 		<-c.finished
 		l.inbox.call(func() { l.disconnected(k, c) })
 	})
+}
+
+// recoverOn recovers at once what was put off for a broker that is reached again.
+func (l *loop) recoverOn(broker int32) {
+	for _, s := range l.streams {
+		if s.mirrorLeader.leader == broker && s.state == StatePaused && s.conn == nil && !s.foreignPending(l.now, l.takeoverWait) {
+			s.wait.reset()
+			s.retryAt = l.now
+			l.recover(s)
+		}
+	}
 }
 
 // failWaiting puts off the streams that wait for a link; the link itself backs off by them.
@@ -190,6 +203,7 @@ func (l *loop) produce(k *link) bool {
 		s.readyOn = nil
 		switch s.maySend(l.now) {
 		case ready:
+			l.merge(s)
 			if size > 0 && size+s.queue[0].sizeBytes() > maxRequestBytes {
 				s.queueUp()
 				n = 1
@@ -210,6 +224,35 @@ func (l *loop) produce(k *link) bool {
 	k.producing++
 	l.send(k, p, size)
 	return true
+}
+
+// merge makes one batch of what may go together at the head of a stream's queue. What can't be merged goes as it is: the mirror checks it.
+func (l *loop) merge(s *stream) {
+	n := s.mergeable(l.now)
+	if n < 2 {
+		return
+	}
+	batches, room := make([]protocol.Batch, n), 0
+	for i := range n {
+		batches[i] = s.queue[i].batch
+		room += len(batches[i]) + 8*int(batches[i].RecordCount()) // deltas may take a few bytes more
+	}
+	buf := bufpool.Get(room)
+	merged, err := protocol.Merge(buf.B, batches, recordCodec{})
+	if err != nil || int64(len(merged)) > s.mergeBytes {
+		buf.Release()
+		return
+	}
+	first, last := &s.queue[0], &s.queue[n-1]
+	e := entry{
+		base: first.base, end: last.end, crc: merged.CRC(), maxTimestamp: merged.MaxTimestamp(), batch: merged, memory: buf,
+		charge: int64(len(merged)), merged: true,
+	}
+	l.memory.force(e.charge)
+	l.metrics.merged.Add(float64(n))
+	for _, was := range s.replace(n, e) {
+		l.drop(was)
+	}
 }
 
 func (l *loop) send(k *link, p *producing, size int64) {

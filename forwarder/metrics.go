@@ -15,6 +15,7 @@ var Metrics = map[string]string{
 	"kmirror_forwarder_offers_refused_total":    "Offered batches not kept, for want of memory; they are read from the source.",
 	"kmirror_forwarder_doubts_total":            "Times that offers were held until the source was asked again (rule T1).",
 	"kmirror_forwarder_recoded_batches_total":   "Batches that had to be re-encoded.",
+	"kmirror_forwarder_merged_batches_total":    "Source batches that went to the mirror merged with their neighbours.",
 	"kmirror_forwarder_refusals_total":          "Batches that the mirror answered with an error.",
 	"kmirror_forwarder_session_ends_total":      "Sessions that ended: a connection, a leader or an answer.",
 	"kmirror_forwarder_dial_errors_total":       "Connections to mirror brokers that failed.",
@@ -35,7 +36,7 @@ type metrics struct {
 	mirroredRecords, mirroredBatches, mirroredBytes prometheus.Counter
 	produceRequests, producedBytes                  prometheus.Counter
 	fetches, fetchedBytes                           prometheus.Counter
-	gaps, offersRefused, doubts, recoded            prometheus.Counter
+	gaps, offersRefused, doubts, recoded, merged    prometheus.Counter
 	refusals, sessionEnds, dialErrors               prometheus.Counter
 	lostRecords, foreignRecords, checkpointErrors   prometheus.Counter
 }
@@ -60,6 +61,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		offersRefused:   counter("kmirror_forwarder_offers_refused_total"),
 		doubts:          counter("kmirror_forwarder_doubts_total"),
 		recoded:         counter("kmirror_forwarder_recoded_batches_total"),
+		merged:          counter("kmirror_forwarder_merged_batches_total"),
 		refusals:        counter("kmirror_forwarder_refusals_total"),
 		sessionEnds:     counter("kmirror_forwarder_session_ends_total"),
 		dialErrors:      counter("kmirror_forwarder_dial_errors_total"),

@@ -51,6 +51,7 @@ type Options struct {
 
 	ReplicationFactor int16 // of topics that kmirror creates on the mirror; -1: the mirror's default
 
+	MergeBytes      int64         // bound of the batches that waiting small ones are merged to; 0: never merge
 	MemoryBytes     int64         // bound of record batches held in memory
 	RefreshEvery    time.Duration // topics, partitions, leaders
 	LookEvery       time.Duration // ListOffsets on live streams

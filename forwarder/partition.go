@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"slices"
 	"time"
 
 	"kmirror/protocol"
@@ -26,6 +27,7 @@ type entry struct {
 	maxTimestamp int64  // ms
 	batch        protocol.Batch
 	memory       protocol.Releaser // nil: the garbage collector's
+	merged       bool              // of several source batches
 	charge       int64             // bytes to give back to the memory budget with it
 }
 
@@ -67,6 +69,7 @@ type partition struct {
 	// earlyBytes is the size of early.
 	earlyBytes int64
 
+	mergeBytes int64 // bound of a merged batch; smaller once the mirror found one too large
 	// queuedBytes is the size of queue.
 	queuedBytes int64
 	// holeFrom is where the hole begins that ends at next, -1: none. What follows it needs a segment first (rule N3).
@@ -242,6 +245,45 @@ func (p *partition) maySend(now time.Time) readiness {
 		return busy
 	}
 	return ready
+}
+
+// mergeable is how many batches at the head of the queue are to go as one: neighbours with the same codec, up to mergeBytes, within one
+// producer epoch. One means: as it is. Merging is for what waits (DESIGN's coalescing): in live mode a batch goes as the producer
+// sent it unless the pipeline is full, and old data, which has one batch in flight at a time, always goes in large ones (rule S3).
+func (p *partition) mergeable(now time.Time) int {
+	old := p.lastOld || len(p.queue) > 0 && p.old(p.queue[0].maxTimestamp, now)
+	full := len(p.flight) == maxInFlight-1 // with this one
+	if len(p.queue) < 2 || !old && (p.state == StateLive && !full || len(p.queue) <= len(p.flight)) {
+		return 1
+	}
+	head := &p.queue[0]
+	codec := head.batch.Codec()
+	if codec != 0 && !old {
+		return 1 // to unpack and pack again costs more than it saves
+	}
+	room, size := epochRoom(p.position(head.base)), head.sizeBytes()
+	n := 1
+	for ; n < len(p.queue); n++ {
+		e := &p.queue[n]
+		size += e.sizeBytes()
+		if e.base != p.queue[n-1].end || e.batch.Codec() != codec || size > p.mergeBytes || e.end-head.base > room {
+			break
+		}
+	}
+	return n
+}
+
+// replace puts one merged batch in the place of the first n of the queue and returns those.
+func (p *partition) replace(n int, merged entry) []entry {
+	was := slices.Clone(p.queue[:n])
+	for i := range was {
+		p.queuedBytes -= was[i].sizeBytes()
+		p.queue[i] = entry{}
+	}
+	p.queue = p.queue[n-1:]
+	p.queue[0] = merged
+	p.queuedBytes += merged.sizeBytes()
+	return was
 }
 
 // send stamps the head of the queue with its position, moves it into flight and returns it.

@@ -434,6 +434,7 @@ func (l *loop) seekQuiet(s *stream) {
 	}
 	l.endSession(s, nil)
 	s.askTwice = true // W2
+	l.setState(s, StateRecover, "")
 	s.retryAt = l.now
 	l.recover(s)
 }

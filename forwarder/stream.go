@@ -102,7 +102,7 @@ func (l *loop) newStream(tp topicPartition, topicID protocol.TopicID, mirrorTopi
 		lineage: lineage{epoch: -1}, marked: -1,
 		wait: newBackoff(100*time.Millisecond, 5*time.Second),
 	}
-	s.expireAge = l.expireAge
+	s.expireAge, s.mergeBytes = l.expireAge, l.opts.MergeBytes
 	s.next, s.acked, s.mirrorEnd, s.holeFrom = -1, -1, -1, -1
 	return s
 }
@@ -245,6 +245,11 @@ func (l *loop) refusedByMirror(s *stream, e *entry, a produceAnswer) {
 	l.metrics.refusals.Inc()
 	// An error before any success, while nothing is known of us, is how a broker that wants sequence 0 first speaks (N2, N4).
 	strict := s.solo && (errors.Is(err, kerr.OutOfOrderSequenceNumber) || errors.Is(err, kerr.UnknownProducerID))
+	if tooLarge := errors.Is(err, kerr.MessageTooLarge) || errors.Is(err, kerr.RecordListTooLarge); tooLarge && e.merged {
+		s.mergeBytes = int64(len(e.batch)) / 2
+		l.endSession(s, err)
+		return
+	}
 	for _, m := range mendable {
 		if errors.Is(err, m) {
 			l.log.Warn("mirror refused record batch", s.logFields(zap.Int64("base_offset", e.base), zap.Int64("end_offset", e.end),

@@ -119,6 +119,9 @@ func (x *instance) buildMirror(source forwarder.ClusterOptions) error {
 	return err
 }
 
+// mergeBytes is the most that small batches are merged to: half of what a broker takes by default.
+const mergeBytes = 512 << 10
+
 // forwarderOptions turns the settings into the forwarder's.
 func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forwarder.Options, error) {
 	mirror, err := clusterOptions(c.Mirror)
@@ -147,6 +150,7 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",
 		StopOnDivergence:  c.Topics.OnDivergence == "stop",
 		ReplicationFactor: int16(c.Topics.ReplicationFactor),
+		MergeBytes:        mergeBytes,
 		MemoryBytes:       int64(c.MirrorMemory) - heldBytes(c),
 		RefreshEvery:      c.Timing.Refresh,
 		LookEvery:         c.Timing.Look,

@@ -145,43 +145,58 @@ func TestDeletedTopics(t *testing.T) {
 		// It is made again with the source's partitions, and filled as the start policy says: from the earliest record.
 		kafkatest.WaitEqual(t, source, mirror, "del2", time.Minute, kafkatest.SameOffsets())
 	})
-	recreate := func(t *testing.T) {
-		t.Helper()
-		if _, err := onSource.DeleteTopics(ctx, "del2"); err != nil {
-			t.Fatal(err)
-		}
-		kafkatest.Eventually(t, 30*time.Second, func() error {
-			_, err := onSource.CreateTopic(ctx, 3, 1, nil, "del2")
-			return err
-		})
-	}
-	// follows fails unless the mirror holds what it held before and then all that the new topic holds, in each partition.
-	follows := func(t *testing.T, before [][]*kgo.Record) {
-		t.Helper()
+}
+
+// TestRecreatedTopics: a topic that is deleted and made again is a new stream, whose records follow the old ones on the mirror.
+func TestRecreatedTopics(t *testing.T) {
+	source, mirror := kafkatest.Real(t), kafkatest.Real(t)
+	in := startKmirror(t, source, mirror, "--topics", "again", "--timing.refresh", "1s")
+	kafkatest.CreateTopic(t, source, "again", 3, 1)
+	write(t, in.Seeds(), "again", "first life", 300)
+	in.WaitCaughtUp(30 * time.Second)
+
+	t.Run("while kmirror runs", func(t *testing.T) {
+		before := kafkatest.ReadTopic(t, mirror, "again")
+		recreate(t, source, "again")
+		write(t, in.Seeds(), "again", "second life", 300)
 		in.WaitCaughtUp(time.Minute)
-		recreated, copies := kafkatest.ReadTopic(t, source, "del2"), kafkatest.ReadTopic(t, mirror, "del2")
-		for p := range copies {
-			want := append(values(before[p]), values(recreated[p])...)
-			if got := values(copies[p]); !slices.Equal(got, want) {
-				t.Errorf("partition %d: the mirror has %d records, want the %d of before and then the %d of the new topic",
-					p, len(got), len(before[p]), len(recreated[p]))
-			}
+		follows(t, source, mirror, "again", before)
+	})
+	t.Run("while kmirror is down", func(t *testing.T) {
+		before := kafkatest.ReadTopic(t, mirror, "again")
+		in.Stop()
+		recreate(t, source, "again")
+		write(t, source.Seeds(), "again", "third life", 30_000) // longer than the old one: no offset is out of range
+		in.Start()
+		in.WaitCaughtUp(time.Minute)
+		follows(t, source, mirror, "again", before)
+	})
+}
+
+// recreate deletes a topic of 3 partitions and makes it again.
+func recreate(t *testing.T, c kafkatest.Cluster, topic string) {
+	t.Helper()
+	admin := kadm.NewClient(c.Client(t))
+	if _, err := admin.DeleteTopics(t.Context(), topic); err != nil {
+		t.Fatal(err)
+	}
+	kafkatest.Eventually(t, 30*time.Second, func() error {
+		_, err := admin.CreateTopic(t.Context(), 3, 1, nil, topic)
+		return err
+	})
+}
+
+// follows fails unless the mirror holds what it held before and then all that the source's topic holds, in each partition.
+func follows(t *testing.T, source, mirror kafkatest.Cluster, topic string, before [][]*kgo.Record) {
+	t.Helper()
+	recreated, copies := kafkatest.ReadTopic(t, source, topic), kafkatest.ReadTopic(t, mirror, topic)
+	for p := range copies {
+		want := append(values(before[p]), values(recreated[p])...)
+		if got := values(copies[p]); !slices.Equal(got, want) {
+			t.Errorf("partition %d: the mirror has %d records, want the %d of before and then the %d of the new topic",
+				p, len(got), len(before[p]), len(recreated[p]))
 		}
 	}
-	t.Run("recreated on the source", func(t *testing.T) {
-		before := kafkatest.ReadTopic(t, mirror, "del2")
-		recreate(t)
-		write(t, in.Seeds(), "del2", "second life", 300)
-		follows(t, before)
-	})
-	t.Run("recreated while kmirror is down", func(t *testing.T) {
-		before := kafkatest.ReadTopic(t, mirror, "del2")
-		in.Stop()
-		recreate(t)
-		write(t, source.Seeds(), "del2", "third life", 30_000) // longer than the old one: no offset is out of range
-		in.Start()
-		follows(t, before)
-	})
 }
 
 func values(records []*kgo.Record) (values []string) {

@@ -23,6 +23,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -452,4 +455,43 @@ func TestTLSOnBothSides(t *testing.T) {
 	plain.send(rawRequest(18, 0, 1, nil))
 	plain.r.Discard(7) // a TLS alert
 	plain.wantClosed("a plaintext client of a TLS listener")
+}
+
+func TestClientsAuthenticateWithTheSource(t *testing.T) {
+	cluster := fakeCluster(t, kfake.SeedTopics(3, "orders"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "admin", "right"), kfake.Superuser("SCRAM-SHA-256", "scram", "right"))
+	source := newClient(t, cluster.ListenAddrs()[0], kgo.SASL(plain.Auth{User: "admin", Pass: "right"}.AsMechanism()))
+	sink := &recorder{}
+	s := start(t, Options{Seeds: cluster.ListenAddrs(), Brokers: lister{source}, Sink: sink})
+	eventually(t, "the proxy is ready", s.Ready)
+	ctx := testContext(t)
+	for _, tc := range []struct {
+		name string
+		auth sasl.Mechanism
+		ok   bool
+	}{
+		{"PLAIN", plain.Auth{User: "admin", Pass: "right"}.AsMechanism(), true},
+		{"PLAIN, wrong password", plain.Auth{User: "admin", Pass: "wrong"}.AsMechanism(), false},
+		{"SCRAM", scram.Auth{User: "scram", Pass: "right"}.AsSha256Mechanism(), true},
+		{"SCRAM, wrong password", scram.Auth{User: "scram", Pass: "wrong"}.AsSha256Mechanism(), false},
+	} {
+		client := newClient(t, s.Addr().String(), kgo.SASL(tc.auth), kgo.DefaultProduceTopic("orders"), kgo.RequestRetries(0))
+		err := client.Ping(ctx)
+		if !tc.ok {
+			// A fake broker closes where a real one answers with an error; either way it's what a direct client gets.
+			direct := newClient(t, cluster.ListenAddrs()[0], kgo.SASL(tc.auth), kgo.RequestRetries(0)).Ping(ctx)
+			if err == nil || direct == nil || err.Error() != direct.Error() {
+				t.Errorf("%s: the proxy's client gets %v, a direct one %v, want the same error", tc.name, err, direct)
+			}
+			continue
+		}
+		if err == nil {
+			err = client.ProduceSync(ctx, kgo.StringRecord("x")).FirstErr()
+		}
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+	if sink.records() != 2 {
+		t.Errorf("the sink was offered %d records, want 2", sink.records())
+	}
 }

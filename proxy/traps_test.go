@@ -500,8 +500,8 @@ func TestTooManyConnections(t *testing.T) {
 	c.receive()
 }
 
-// sasl answers as a broker with SASL handshakes of v0: raw tokens after it.
-func sasl(tokens int, reply func(c net.Conn, token []byte)) func(net.Conn, protocol.RequestHeader, []byte) {
+// saslBroker answers as a broker with SASL handshakes of v0: raw tokens after it.
+func saslBroker(tokens int, reply func(c net.Conn, token []byte)) func(net.Conn, protocol.RequestHeader, []byte) {
 	left := 0
 	return func(c net.Conn, h protocol.RequestHeader, frame []byte) {
 		switch {
@@ -534,7 +534,7 @@ func handshake(mechanism string, version int16, id int32) []byte {
 }
 
 func TestRawPlainTokenAfterHandshakeV0(t *testing.T) {
-	b := script(t, sasl(1, func(c net.Conn, token []byte) {
+	b := script(t, saslBroker(1, func(c net.Conn, token []byte) {
 		if string(token) != "\x00\x03\x00\x01user\x00secret" { // looks like a Metadata request
 			t.Errorf("broker got token %q", token)
 		}
@@ -560,7 +560,7 @@ func TestRawPlainTokenAfterHandshakeV0(t *testing.T) {
 
 func TestRawTokensUntilARequest(t *testing.T) {
 	n := 0
-	b := script(t, sasl(3, func(c net.Conn, token []byte) {
+	b := script(t, saslBroker(3, func(c net.Conn, token []byte) {
 		if n++; n < 3 {
 			c.Write(rawToken("challenge"))
 		} // the last token of GSSAPI has no answer

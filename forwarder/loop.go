@@ -64,7 +64,7 @@ type loop struct {
 // refreshing is the state of the topic refresh: one at a time, sooner when asked.
 const (
 	drainTimeout = 8 * time.Second
-	// defaultExpiry is the mirror's producer.id.expiration.ms unless it tells another (F3); an hour is kept from it.
+	// defaultExpiry is the mirror's producer.id.expiration.ms unless it tells another (F3).
 	defaultExpiry = 24 * time.Hour
 )
 
@@ -77,7 +77,7 @@ func (f *Forwarder) newLoop(source, mirror *kgo.Client, clientID string, spawn f
 		links: map[int32]*brokerLinks{}, fetchers: map[fetcherKey]*fetcher{}, conns: map[*conn]bool{}, dirty: map[*link]bool{},
 		fetchWanted: map[*stream]bool{}, looking: looking{wanted: map[*stream]bool{}},
 		sourceWait: newBackoff(200*time.Millisecond, 3*time.Second),
-		expireAge:  defaultExpiry - time.Hour, takeoverWait: f.opts.TakeoverWait,
+		expireAge:  safeAge(defaultExpiry), takeoverWait: f.opts.TakeoverWait,
 	}
 	l.groupTopics.Store(&map[string]int32{})
 	l.group = &group{

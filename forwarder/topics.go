@@ -7,6 +7,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -50,6 +51,7 @@ type refresher struct {
 // mirrorTopics is what a refresh found on the mirror, and why a topic can't be had there.
 type mirrorTopics struct {
 	view   *clusterView
+	expiry time.Duration // the mirror's producer.id.expiration.ms, 0: it doesn't tell
 	failed map[string]error
 }
 
@@ -74,7 +76,7 @@ func (r *refresher) askMirror(ctx context.Context, source *clusterView) (*mirror
 	if err != nil {
 		return nil, fmt.Errorf("mirror: %w", err)
 	}
-	found := &mirrorTopics{view: view, failed: map[string]error{}}
+	found := &mirrorTopics{view: view, failed: map[string]error{}, expiry: r.askExpiry(ctx, view)}
 	var create, grow []*topicView
 	for _, name := range names {
 		wanted, have := source.topics[name], view.topics[name]
@@ -98,6 +100,35 @@ func (r *refresher) askMirror(ctx context.Context, source *clusterView) (*mirror
 	}
 	return found, nil
 }
+
+// askExpiry reads how long the mirror's brokers remember a producer (F3), from the first that answers. Who may not ask gets 0.
+func (r *refresher) askExpiry(ctx context.Context, view *clusterView) time.Duration {
+	for id := range view.brokers {
+		req := kmsg.NewPtrDescribeConfigsRequest()
+		res := kmsg.NewDescribeConfigsRequestResource()
+		res.ResourceType, res.ResourceName = kmsg.ConfigResourceTypeBroker, strconv.Itoa(int(id))
+		res.ConfigNames = []string{"producer.id.expiration.ms"}
+		req.Resources = append(req.Resources, res)
+		resp, err := r.mirror.Broker(int(id)).RetriableRequest(ctx, req)
+		if err != nil {
+			continue
+		}
+		for _, res := range resp.(*kmsg.DescribeConfigsResponse).Resources {
+			for _, c := range res.Configs {
+				if c.Name != "producer.id.expiration.ms" || c.Value == nil {
+					continue
+				}
+				if ms, err := strconv.ParseInt(*c.Value, 10, 64); err == nil {
+					return time.Duration(ms) * time.Millisecond
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// safeAge is the age up to which a batch's producer isn't forgotten: an hour is kept from the broker's limit, or half of a short one.
+func safeAge(expiry time.Duration) time.Duration { return max(expiry-time.Hour, expiry/2) }
 
 // create makes topics with the source's partition count and settings, so that the mirror never makes them by itself with its defaults.
 func (r *refresher) create(ctx context.Context, topics []*topicView, failed map[string]error) error {
@@ -270,6 +301,12 @@ func (l *loop) mirrorRefreshed(found *mirrorTopics, err error) {
 	for topic, err := range found.failed {
 		if l.topicErrors[topic] == nil || l.topicErrors[topic].Error() != err.Error() {
 			l.log.Error("mirror topic", zap.String("topic", topic), zap.Error(err))
+		}
+	}
+	if found.expiry > 0 && safeAge(found.expiry) != l.expireAge {
+		l.expireAge = safeAge(found.expiry)
+		for _, s := range l.streams {
+			s.expireAge = l.expireAge
 		}
 	}
 	l.mirrorView, l.topicErrors = found.view, found.failed

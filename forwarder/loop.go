@@ -44,8 +44,8 @@ type loop struct {
 	looking     looking
 	lookedAt    time.Time
 	sourceWait  backoff
-	sourceDown  bool
-	mirrorDown  bool
+	sourceReach reach
+	mirrorReach reach
 	timers      timers
 	refreshing  refreshing
 	committing  bool
@@ -290,26 +290,36 @@ func (l *loop) letGo() {
 	}
 }
 
-// sourceLost notes that the source can't be reached, or can again, and says so once. It reports whether err is one.
-func (l *loop) sourceLost(err error) bool {
-	if err != nil && !l.sourceDown && !l.stopping {
-		l.log.Warn("source can't be reached, trying again", zap.Error(err))
-	} else if err == nil && l.sourceDown {
-		l.log.Info("source reached again")
-	}
-	l.sourceDown = err != nil
-	return err != nil
+// reach is whether a cluster answers, told in one log line each way: brokers come and go one by one while others answer.
+type reach struct {
+	failing   bool // the last answer was an error
+	told      bool
+	lastError time.Time
 }
 
-func (l *loop) mirrorLost(err error) bool {
-	if err != nil && !l.mirrorDown && !l.stopping {
-		l.log.Warn("mirror can't be reached, trying again", zap.Error(err))
-	} else if err == nil && l.mirrorDown {
-		l.log.Info("mirror reached again")
+// reachQuiet is how long nothing must fail before a cluster is said to be reached again.
+const reachQuiet = 5 * time.Second
+
+func (l *loop) note(r *reach, cluster string, err error) bool {
+	switch r.failing = err != nil; {
+	case r.failing:
+		r.lastError = l.now
+		if !r.told && !l.stopping {
+			r.told = true
+			l.log.Warn(cluster+" doesn't answer in full, trying again", zap.Error(err))
+		}
+	case r.told && l.now.Sub(r.lastError) > reachQuiet:
+		r.told = false
+		l.log.Info(cluster + " answers again")
 	}
-	l.mirrorDown = err != nil
-	return err != nil
+	return r.failing
 }
+
+// sourceLost notes whether the source answered, and reports whether it failed.
+func (l *loop) sourceLost(err error) bool { return l.note(&l.sourceReach, "source", err) }
+
+// mirrorLost does the same for the mirror.
+func (l *loop) mirrorLost(err error) bool { return l.note(&l.mirrorReach, "mirror", err) }
 
 // refreshSoon asks both clusters for their topics again.
 // lookFor closes looked after topics were refreshed and then the source's ends were looked at.

@@ -37,7 +37,7 @@ func (f *Forwarder) Status() Status {
 func (l *loop) fillStatus(status *Status) {
 	status.Member = l.group.mayAct()
 	status.SourceID, status.MirrorID = l.sourceView.clusterID, l.mirrorView.clusterID
-	status.CaughtUp = status.Member && len(l.sourceView.brokers) > 0 && !l.sourceDown && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
+	status.CaughtUp = status.Member && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
 	for _, s := range l.streams {
 		x := s.status()
 		status.CaughtUp = status.CaughtUp && x.LagRecords == 0

@@ -352,7 +352,13 @@ func (c *conn) forwardHandshake(r request, n int) error {
 	if err := c.requests.flush(); err != nil {
 		return err
 	}
-	if err := c.flight.waitSettled(); err != nil {
+	// While it waits, nobody would notice that the client is gone. Brokers answer this request at once.
+	giveUp := time.AfterFunc(c.s.o.FrameTimeout, c.abort)
+	err = c.flight.waitSettled()
+	if !giveUp.Stop() {
+		return closing(reasonTimeout, "SaslHandshake: no answer within %v", c.s.o.FrameTimeout)
+	}
+	if err != nil {
 		return err
 	}
 	if c.handshakeOK.Load() {

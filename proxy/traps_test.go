@@ -664,3 +664,74 @@ func TestGraceEndsWhatIsNeverAnswered(t *testing.T) {
 		t.Errorf("%d bytes are still held", held)
 	}
 }
+
+// TestDamagedFramesHarmNoOneElse sends requests with random damage, and answers of a broker that does the same, beside a client
+// whose requests must all be answered.
+func TestDamagedFramesHarmNoOneElse(t *testing.T) {
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	damage := func(r *rand.Rand, frame []byte) []byte {
+		frame = bytes.Clone(frame)
+		for range r.Intn(4) {
+			frame[4+r.Intn(len(frame)-4)] ^= byte(1 << r.Intn(8))
+		}
+		if r.Intn(10) == 0 {
+			frame[r.Intn(4)] ^= byte(1 << r.Intn(8))
+		}
+		return frame[:len(frame)-r.Intn(2)*r.Intn(len(frame))]
+	}
+	var mu sync.Mutex
+	answers := rand.New(rand.NewSource(seed))
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, frame []byte) {
+		var answer []byte
+		switch h.APIKey {
+		case 68:
+			echo(c, h, frame)
+			return
+		case protocol.KeyProduce:
+			answer = produced(h, frame, nil)
+		default:
+			answer = responseFrame(metadata(9, Broker{1, "127.0.0.1", 9092}), h.CorrelationID)
+		}
+		mu.Lock()
+		answer = damage(answers, answer)
+		mu.Unlock()
+		c.Write(answer)
+		if len(answer)%3 == 0 {
+			c.Close()
+		}
+	})
+	s := startBefore(t, b, Options{Sink: &recorder{}, Logger: nopLogger, MaxRequestBytes: 1 << 20, FrameTimeout: 200 * time.Millisecond})
+	r := rand.New(rand.NewSource(seed + 1))
+	frames := [][]byte{requestFrame(produceTo(9, -1, records(1), records(2)), 1), requestFrame(produceTo(13, -1, records(1)), 1),
+		requestFrame(kmsg.NewPtrMetadataRequest(), 2), handshake("PLAIN", 0, 3), requestFrame(kmsg.NewPtrApiVersionsRequest(), 4)}
+	var wg sync.WaitGroup
+	for range 8 {
+		r := rand.New(rand.NewSource(r.Int63()))
+		wg.Go(func() {
+			for range 40 {
+				c, err := net.Dial("tcp", s.Addr().String())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c.SetDeadline(time.Now().Add(50 * time.Millisecond))
+				for range 1 + r.Intn(5) {
+					c.Write(damage(r, frames[r.Intn(len(frames))]))
+				}
+				io.Copy(io.Discard, c)
+				c.Close()
+			}
+		})
+	}
+	good := dialRaw(t, s.Addr())
+	for id := range int32(500) {
+		body := make([]byte, 100)
+		good.send(rawRequest(68, 0, id, body))
+		if got := good.receive(); !bytes.Equal(got, rawResponse(id, body)) {
+			t.Fatalf("request %d: got %x", id, got)
+		}
+	}
+	wg.Wait()
+	eventually(t, "nothing is held", func() bool { return s.held.Load() == 0 && s.Status().Connections == 1 })
+}

@@ -93,22 +93,24 @@ func (k *kmirror) awaitStreams(t testing.TB, n int) {
 	})
 }
 
-// status is what the benchmark needs of /api/status.
-type status struct {
-	CaughtUp bool `json:"caught_up"`
-	Streams  []struct {
-		State string `json:"state"`
-	} `json:"streams"`
+// mirrorStatus is what the benchmark needs of /api/status.
+type mirrorStatus struct {
+	CaughtUp bool       `json:"caught_up"`
+	Streams  []struct{} `json:"streams"`
 }
 
-func (k *kmirror) status() (status, error) {
-	var s status
-	resp, err := http.Get("http://" + k.admin + "/api/status")
+// status asks kmirror how its mirror stands now.
+func (k *kmirror) status() (mirrorStatus, error) {
+	var s struct {
+		Mirror mirrorStatus `json:"mirror"`
+	}
+	resp, err := http.Get("http://" + k.admin + "/api/status?fresh=1")
 	if err != nil {
-		return s, err
+		return s.Mirror, err
 	}
 	defer resp.Body.Close()
-	return s, json.NewDecoder(resp.Body).Decode(&s)
+	err = json.NewDecoder(resp.Body).Decode(&s)
+	return s.Mirror, err
 }
 
 // mirrorMakerProperties are those that made MirrorMaker 2 fastest on one machine with a broker a cluster; %s: source, mirror, topic.

@@ -212,6 +212,7 @@ func describeAnywhere(t *testing.T, w world) {
 func highWatermark(t *testing.T, w world) {
 	topic := w.createTopic(t, "min.insync.replicas", "1")
 	c := dialLeader(t, w, topic)
+	waitFor(t, "every replica in sync", func() bool { return len(c.mustLead(topic).ISR) == 3 }) // or nobody would be waited for
 	meta := c.mustLead(topic)
 	appended(t, "batch", c.produce(topic, sequenced(topic, 0, 0, 3)), 0, nil)
 	waitFor(t, "the high watermark", func() bool { return c.listOffset(topic, -1, -1, -1).Offset == 3 })

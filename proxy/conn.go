@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -21,6 +22,9 @@ import (
 
 // halfCloseWait is how long a broker may go on answering, and has to close its side, after a client ended its stream.
 const halfCloseWait = 30 * time.Second
+
+// lingerWait is how long a client has to close its side after the broker's, or after the last answer at shutdown.
+const lingerWait = 500 * time.Millisecond
 
 // conn is one client connection and its broker connection.
 type conn struct {
@@ -91,11 +95,28 @@ func (c *conn) serve() {
 	c.noteEnd(endedByBroker, endedByClient, responseErr)
 	c.flight.close()
 	closeWrite(c.client)
+	c.requests.cut()
 	c.source.Close()
-	c.client.Close()
 	requestErr := <-done
+	if c.endedBy.Load() != endedByClient {
+		c.linger()
+	}
+	c.client.Close()
 	c.letGo()
 	c.s.closed(c, requestErr, responseErr)
+}
+
+// linger reads what the client still sends, until it has seen the end of our stream and closes too, for a short time. The kernel
+// would otherwise answer unread bytes with a reset, and drop answers that haven't reached the client yet.
+func (c *conn) linger() {
+	c.client.SetReadDeadline(time.Now().Add(lingerWait))
+	scratch := bufpool.Get(maxPeek)
+	defer scratch.Release()
+	for {
+		if _, err := c.client.Read(scratch.B); err != nil {
+			return
+		}
+	}
 }
 
 // letGo releases what the connection still holds. Both goroutines are done.
@@ -144,7 +165,9 @@ func (c *conn) relayRequests() error {
 		return fmt.Errorf("write to broker: %w", w.error)
 	}
 	if err != nil && err != errInterrupted {
-		c.abort()
+		if c.endedBy.Load() == endedByClient {
+			c.abort()
+		}
 		return err
 	}
 	if err == nil {
@@ -167,6 +190,9 @@ func (c *conn) relayRequests() error {
 func (c *conn) forwardRequests() error {
 	p := &c.requests
 	for {
+		if p.stopped() {
+			return cmp.Or(p.flush(), errInterrupted)
+		}
 		b, err := p.peek(protocol.SizePrefix)
 		if err != nil {
 			if err == io.EOF && len(b) == 0 {
@@ -545,7 +571,7 @@ func closeWrite(c net.Conn) {
 
 // quiet reports whether err is how connections end every day.
 func quiet(err error) bool {
-	return err == nil || errors.Is(err, errFlightClosed) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
+	return err == nil || errors.Is(err, errFlightClosed) || errors.Is(err, errCut) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded) || isReset(err)
 }
 

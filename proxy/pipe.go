@@ -18,8 +18,12 @@ const (
 	maxPeek    = 32 << 10 // frames up to here are looked at whole in the buffer, larger ones are streamed
 )
 
-// errInterrupted says that the pipe stopped between two frames because interrupt was called.
-var errInterrupted = errors.New("interrupted between frames")
+var (
+	// errInterrupted says that the pipe stopped between two frames because interrupt was called.
+	errInterrupted = errors.New("interrupted between frames")
+	// errCut says that the pipe stopped, maybe inside a frame, because cut was called.
+	errCut = errors.New("cut off")
+)
 
 // pipe moves frames from one socket to another. It reads as much as there is, lets its owner look at it, and writes what passed
 // in as few calls as possible, straight from the read buffer. While nothing flows it has no buffer.
@@ -28,7 +32,7 @@ var errInterrupted = errors.New("interrupted between frames")
 //	              sent                    next                end
 //
 // Invariant: what passed is written before the pipe waits for more, so that nothing sits in it while the sender is silent.
-// One goroutine owns a pipe; only interrupt may be called from others.
+// One goroutine owns a pipe; only interrupt and cut may be called from others.
 type pipe struct {
 	from, to net.Conn
 	// frameTimeout bounds the wait for the next byte inside a frame; 0 for no bound. Between frames there is none.
@@ -47,8 +51,9 @@ type pipe struct {
 	timed bool // a read deadline is set
 
 	mu          sync.Mutex
-	idle        bool // waiting between frames
-	interrupted bool
+	idle        bool        // waiting between frames
+	off         bool        // cut
+	interrupted atomic.Bool // written under mu
 }
 
 func (p *pipe) init(from, to net.Conn, frameTimeout time.Duration, count func(int)) {
@@ -223,28 +228,40 @@ func (p *pipe) fill(n int) error {
 
 // fillIdle waits for the first bytes of a frame without a deadline, and, where the socket allows, without a buffer.
 func (p *pipe) fillIdle() error {
-	if p.timed {
-		p.timed = false
-		if err := p.from.SetReadDeadline(time.Time{}); err != nil {
-			return err
-		}
-	}
-	p.mu.Lock()
-	p.idle = !p.interrupted
-	idle := p.idle
-	p.mu.Unlock()
-	if !idle {
-		return errInterrupted
+	if err := p.beginIdle(); err != nil {
+		return err
 	}
 	err := p.readIdle()
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.idle = false
-	if p.interrupted && p.end == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
-		err = errInterrupted
+	if p.end == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case p.off:
+			return errCut
+		case p.interrupted.Load():
+			return errInterrupted
+		}
 	}
-	p.timed = p.timed || p.interrupted // interrupt may have set a deadline that the rest of a frame must not see
-	p.mu.Unlock()
+	p.timed = p.timed || p.interrupted.Load() // interrupt may have set a deadline that the rest of a frame must not see
 	return err
+}
+
+func (p *pipe) beginIdle() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.off:
+		return errCut
+	case p.interrupted.Load():
+		return errInterrupted
+	}
+	p.idle = true
+	if !p.timed {
+		return nil
+	}
+	p.timed = false
+	return p.from.SetReadDeadline(time.Time{})
 }
 
 func (p *pipe) readIdle() error {
@@ -296,6 +313,11 @@ func (p *pipe) limitWait() error {
 	if p.frameTimeout == 0 && !p.timed {
 		return nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.off {
+		return errCut
+	}
 	p.timed = p.frameTimeout > 0
 	var until time.Time
 	if p.timed {
@@ -308,18 +330,23 @@ func (p *pipe) limitWait() error {
 func (p *pipe) interrupt() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.interrupted = true
+	p.interrupted.Store(true)
 	if p.idle {
 		p.from.SetReadDeadline(time.Unix(1, 0))
 	}
 }
 
-// stopped reports whether interrupt was called.
-func (p *pipe) stopped() bool {
+// cut stops the pipe's reading at once: errCut, or a read that is under way times out.
+func (p *pipe) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.interrupted
+	p.off = true
+	p.from.SetReadDeadline(time.Unix(1, 0))
 }
+
+// stopped reports whether interrupt was called. A pipe that always has a part of the next frame never waits between frames, so
+// its owner asks.
+func (p *pipe) stopped() bool { return p.interrupted.Load() }
 
 // release gives the empty buffer back.
 func (p *pipe) release() {

@@ -445,15 +445,15 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	switch {
 	case draining:
 		reason = reasonShutdown
-	case errors.Is(requestErr, os.ErrDeadlineExceeded):
-		reason = reasonTimeout
-		s.warnings.warn(reason, "connection closed: a request stopped midway", fields...)
 	case c.endedBy.Load() == endedByBroker:
 		reason = reasonBroker
 		if asked, answered := c.flight.totals(); asked > 0 && answered == 0 {
 			s.warnings.warn(reason, "broker closed the connection without an answer: does it expect TLS or SASL?",
 				append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
 		}
+	case errors.Is(requestErr, os.ErrDeadlineExceeded):
+		reason = reasonTimeout
+		s.warnings.warn(reason, "connection closed: a request stopped midway", fields...)
 	}
 	s.metrics.closedBy[reason].Inc()
 	s.log.Debug("connection ended", append(fields, zap.String("reason", reason), zap.NamedError("request_error", requestErr), zap.NamedError("response_error", responseErr))...)

@@ -642,6 +642,67 @@ func TestDrainAnswersWhatIsInFlight(t *testing.T) {
 	}
 }
 
+// TestDrainUnderLoadLosesNoAnswer stops the proxy while clients send without pause: what the broker was sent, and answered, must
+// reach the client, though the client's further requests stay unread.
+func TestDrainUnderLoadLosesNoAnswer(t *testing.T) {
+	var mu sync.Mutex
+	answered := make(map[string]int) // by client
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, frame []byte) {
+		mu.Lock()
+		answered[string(frame[12:20])]++
+		mu.Unlock()
+		c.Write(rawResponse(h.CorrelationID, frame[12:]))
+	})
+	s, err := New(Options{Listen: "127.0.0.1:0", Seeds: []string{b.ln.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	got := make(map[string]int)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		c := dialRaw(t, s.Addr())
+		name := fmt.Sprintf("client %d", i)
+		body := append([]byte(name), make([]byte, 3000)...)
+		wg.Go(func() {
+			for id := int32(0); ; id++ {
+				if _, err := c.Write(rawRequest(68, 0, id, body)); err != nil {
+					return
+				}
+			}
+		})
+		wg.Go(func() {
+			n := 0
+			for {
+				if _, err := readFrame(c.r); err != nil {
+					break
+				}
+				if n++; n == 100 {
+					cancel()
+				}
+			}
+			c.Close()
+			mu.Lock()
+			got[name] = n
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if err := <-done; err != nil {
+		t.Errorf("Run = %v, want nil", err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for name, n := range answered {
+		if got[name] != n {
+			t.Errorf("%s got %d answers of the broker's %d", name, got[name], n)
+		}
+	}
+}
+
 func TestGraceEndsWhatIsNeverAnswered(t *testing.T) {
 	read := make(chan struct{}, 1)
 	b := script(t, func(net.Conn, protocol.RequestHeader, []byte) { read <- struct{}{} })

@@ -8,7 +8,7 @@ import (
 	"kmirror/protocol"
 )
 
-func (l *loop) assigned(owned map[topicPartition]bool, losses int) {
+func (l *loop) assigned(owned map[topicPartition]bool, losses int, topics map[string]int32) {
 	if losses != l.losses {
 		// Others may have owned these meanwhile: begin anew, with what the last owner committed.
 		l.losses = losses
@@ -17,7 +17,7 @@ func (l *loop) assigned(owned map[topicPartition]bool, losses int) {
 		}
 	}
 	l.log.Info("partitions assigned", zap.Int("count", len(owned)), zap.Int("before", len(l.owned)))
-	l.owned = owned
+	l.owned, l.shared = owned, topics
 	l.reconcile()
 }
 

@@ -44,8 +44,8 @@ type group struct {
 	// topics returns the topics to mirror and their partition counts, as this member knows them.
 	topics func() map[string]int32
 	// assigned is called with the whole new assignment, on the group's goroutine. losses counts how often the membership was lost: where it
-	// grew, others may have owned the same partitions meanwhile.
-	assigned func(owned map[topicPartition]bool, losses int)
+	// grew, others may have owned the same partitions meanwhile. topics is what this member had asked for.
+	assigned func(owned map[topicPartition]bool, losses int, topics map[string]int32)
 
 	changed   chan struct{} // size 1: topics may have changed
 	confirmed atomic.Int64  // bootTime at which the last confirmed membership was asked for, 0: none
@@ -124,7 +124,7 @@ func (g *group) session(ctx context.Context) error {
 	// The broker counts the session timeout from its answer; counting from before the question is on the safe side.
 	g.confirmed.Store(int64(asked))
 	g.owned = assignment
-	g.assigned(maps.Clone(assignment), g.losses)
+	g.assigned(maps.Clone(assignment), g.losses, g.subscribed)
 	return g.beat(ctx)
 }
 

@@ -29,6 +29,7 @@ type loop struct {
 	leaving map[*stream]bool // let go, with batches unanswered
 	owned   map[topicPartition]bool
 	losses  int
+	shared  map[string]int32          // the topics that owned is a share of, nil before the first assignment
 	unmet   map[topicPartition]string // owned, but without a stream: why
 
 	sourceView  *clusterView
@@ -84,8 +85,8 @@ func (f *Forwarder) newLoop(source, mirror *kgo.Client, clientID string, spawn f
 		client: source, name: "kmirror." + f.opts.Name, instanceID: instanceID(f.opts), sessionTimeout: f.opts.SessionTimeout, log: f.log,
 		topics:  func() map[string]int32 { return *l.groupTopics.Load() },
 		changed: make(chan struct{}, 1),
-		assigned: func(owned map[topicPartition]bool, losses int) {
-			l.inbox.call(func() { l.assigned(owned, losses) })
+		assigned: func(owned map[topicPartition]bool, losses int, topics map[string]int32) {
+			l.inbox.call(func() { l.assigned(owned, losses, topics) })
 		},
 	}
 	return l

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -37,7 +38,8 @@ func (f *Forwarder) Status() Status {
 func (l *loop) fillStatus(status *Status) {
 	status.Member = l.group.mayAct()
 	status.SourceID, status.MirrorID = l.sourceView.clusterID, l.mirrorView.clusterID
-	status.CaughtUp = status.Member && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
+	everyTopic := l.shared != nil && maps.Equal(l.shared, *l.groupTopics.Load())
+	status.CaughtUp = status.Member && everyTopic && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
 	for _, s := range l.streams {
 		x := s.status()
 		status.CaughtUp = status.CaughtUp && x.LagRecords == 0

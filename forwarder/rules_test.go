@@ -23,6 +23,7 @@ import (
 
 const (
 	produceKey           = 0
+	fetchKey             = 1
 	heartbeatKey         = 12
 	joinGroupKey         = 11
 	offsetCommitKey      = 8
@@ -260,8 +261,8 @@ func TestN5FirstBirthCounts(t *testing.T) {
 	}
 }
 
-// S1: without the end of the session at a broken connection (links.go: disconnected), or with a resend of what had no answer, a
-// batch is doubled: its state is forgotten at once.
+// S1: what had no answer is resolved, never resent: with the position from memory, or without the scan (recover.go: settle), a batch is
+// doubled or lost, since the mirror forgets the producer at once.
 func TestS1NothingIsResentBlindly(t *testing.T) {
 	for name, action := range map[string]scripted.Action{"applied": scripted.ApplyThenDrop(), "not applied": scripted.DropBefore()} {
 		t.Run(name, func(t *testing.T) {
@@ -288,8 +289,8 @@ func (r *rig) expireBeforeEachAnswer() {
 	})
 }
 
-// S1: on each connection to the mirror, every append comes after a resolution on that connection (recover.go: recovered opens the session
-// on the connection that was asked).
+// S1: on each connection to the mirror, every append comes after a resolution on that connection. No single line carries this: a session holds the
+// connection itself (stream.conn), which is never redialled.
 func TestS1SessionsResolveOnTheirConnection(t *testing.T) {
 	r := newRig(t, scripted.Options{Brokers: 2})
 	r.write(0, "a", "b")

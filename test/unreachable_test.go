@@ -1,0 +1,92 @@
+package test
+
+import (
+	"testing"
+	"time"
+
+	"kmirror/internal/kafkatest"
+)
+
+// TestUnreachableMirrorLeavesNothingBehind: while the mirror can't be used, each try leaves neither a goroutine nor a socket, dials are
+// rare, producers see no error, and memory stays within its bound. Then the mirror is there, and all arrives from the source's log.
+func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
+	source, _ := kafkatest.Shared(t)
+	mirror := kafkatest.Real(t)
+	broker := mirror.Broker(1)
+	for _, unreachable := range []struct {
+		name       string
+		begin, end func(t *testing.T)
+		args       []string // of kmirror, until the end
+	}{
+		{name: "closed", begin: func(t *testing.T) { broker.Kill(t) }, end: func(t *testing.T) { broker.Start(t) }},
+		{name: "silent", begin: func(t *testing.T) { broker.Kill(t); beSilent(t, broker.Addr) }, end: func(t *testing.T) { broker.Start(t) }},
+		{name: "refuses-sasl", args: []string{"--mirror.sasl.mechanism", "PLAIN", "--mirror.sasl.username", "nobody", "--mirror.sasl.password", "wrong"}},
+	} {
+		t.Run(unreachable.name, func(t *testing.T) {
+			topic := "unreachable-" + unreachable.name
+			kafkatest.CreateTopic(t, source, topic, 4, 1)
+			in := newInstance(t, source, mirror, "--topics", topic, "--mirror_memory", "16MiB")
+			usual := in.args
+			in.args = append(usual[:len(usual):len(usual)], unreachable.args...)
+			in.Start()
+			l := startLedger(t, topic, ledgerOptions{writers: 4, perSecond: 1000, size: 1000, from: time.Now()}, in.Seeds())
+			l.waitAcks(1000)
+			t.Run("unreachable", func(outage *testing.T) { // what begin sets up ends with it
+				if unreachable.begin != nil {
+					waitLive(outage, in, topic, 4)
+					unreachable.begin(outage)
+				}
+				wantSteady(outage, in, l)
+			})
+			if unreachable.end != nil {
+				unreachable.end(t)
+			}
+			if unreachable.args != nil {
+				in.Stop()
+				in.args = usual
+				in.Start()
+			}
+			l.waitAcks(2000)
+			l.stop()
+			settled(t, in, time.Now())
+			l.check(source, mirror, kafkatest.SameOffsets())
+		})
+	}
+}
+
+// wantSteady watches kmirror for 20 s that begin 10 s from now: goroutines and file descriptors don't grow, the resident memory is
+// bounded, and a broker is dialled once a second at most.
+func wantSteady(t *testing.T, in *instance, l *ledger) {
+	t.Helper()
+	const seconds, spare, dialsPerSecond = 20, 10, 1
+	pause(t, 10*time.Second)
+	first := in.Metrics()
+	watch := map[string]float64{}
+	var memory int64
+	for range seconds {
+		pause(t, time.Second)
+		now := in.Metrics()
+		for _, name := range []string{"go_goroutines", "process_open_fds"} {
+			watch[name] = max(watch[name], now[name])
+		}
+		memory = max(memory, in.RSS())
+	}
+	for name, most := range watch {
+		t.Logf("%s: %v, then %v at most", name, first[name], most)
+		if most > first[name]+spare {
+			t.Errorf("%s grew from %v to %v in %d s", name, first[name], most, seconds)
+		}
+	}
+	const dials = "kmirror_forwarder_dial_errors_total"
+	tries := in.Metrics()[dials] - first[dials]
+	t.Logf("%v dials failed in %d s; %d MiB resident", tries, seconds, memory>>20)
+	if tries > seconds*dialsPerSecond+spare {
+		t.Errorf("%v dials of a broker that can't be used, want %d at most", tries, seconds*dialsPerSecond+spare)
+	}
+	if limit := int64(16<<20 + 100<<20); memory > limit {
+		t.Errorf("%d MiB resident, want %d at most", memory>>20, limit>>20)
+	}
+	if n := l.failed.Load(); n > 0 {
+		t.Errorf("producers saw %d errors", n)
+	}
+}

@@ -27,12 +27,25 @@ type Buf struct {
 
 var classes [maxClass + 1]sync.Pool
 
+// classOf returns the smallest size class that holds n bytes.
+func classOf(n int) int {
+	if n <= 1<<minClass {
+		return minClass
+	}
+	return bits.Len(uint(n - 1))
+}
+
+// Footprint is how much memory a buffer of n bytes takes, for those who account for it.
+func Footprint(n int) int {
+	if class := classOf(n); class <= maxClass {
+		return 1 << class
+	}
+	return n
+}
+
 // Get returns a buffer of n bytes with undefined contents and one reference.
 func Get(n int) *Buf {
-	class := minClass
-	if n > 1<<minClass {
-		class = bits.Len(uint(n - 1))
-	}
+	class := classOf(n)
 	if class > maxClass {
 		b := &Buf{B: make([]byte, n), class: -1}
 		b.refs.Store(1)

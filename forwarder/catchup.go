@@ -268,7 +268,7 @@ func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.Fetch
 	}
 	f.wait.reset()
 	l.sourceLost(nil)
-	size := int64(len(buf.B))
+	size := int64(bufpool.Footprint(len(buf.B)))
 	l.memory.free(fetchBytes)
 	l.memory.force(size)
 	l.metrics.fetchedBytes.Add(float64(size))

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/zap"
 
+	"kmirror/internal/bufpool"
 	"kmirror/protocol"
 )
 
@@ -76,7 +77,7 @@ func (f *Forwarder) Offer(b protocol.AckedBatch) bool {
 	if !s.accepting.Load() || !b.Batch.Dense() {
 		return false
 	}
-	if !f.memory.offer(int64(len(b.Batch))) {
+	if !f.memory.offer(int64(bufpool.Footprint(len(b.Batch)))) {
 		f.metrics.offersRefused.Inc()
 		f.grown(s, b.BaseOffset+int64(b.Batch.LastOffsetDelta())+1)
 		return false

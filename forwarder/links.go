@@ -246,7 +246,7 @@ func (l *loop) merge(s *stream) {
 	first, last := &s.queue[0], &s.queue[n-1]
 	e := entry{
 		base: first.base, end: last.end, crc: merged.CRC(), maxTimestamp: merged.MaxTimestamp(), batch: merged, memory: buf,
-		charge: int64(len(merged)), merged: true,
+		charge: int64(bufpool.Footprint(room)), merged: true,
 	}
 	l.memory.force(e.charge)
 	l.metrics.merged.Add(float64(n))

@@ -7,6 +7,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/zap"
+
+	"kmirror/internal/bufpool"
 )
 
 // loop is the one goroutine that owns the streams. Its methods run on it, unless they say otherwise; what they spawn comes back through
@@ -182,7 +184,7 @@ func (l *loop) offered(o *offering) {
 	s, b := o.stream, o.batch
 	e := entry{
 		base: b.BaseOffset, end: b.BaseOffset + int64(b.Batch.LastOffsetDelta()) + 1, crc: b.Batch.CRC(),
-		maxTimestamp: b.Batch.MaxTimestamp(), batch: b.Batch, memory: b.Memory, charge: int64(len(b.Batch)),
+		maxTimestamp: b.Batch.MaxTimestamp(), batch: b.Batch, memory: b.Memory, charge: int64(bufpool.Footprint(len(b.Batch))),
 	}
 	s.sourceEnd = max(s.sourceEnd, e.end) // acks=all: committed
 	if s.removed || s.conn == nil || !s.accepting.Load() {

@@ -142,7 +142,7 @@ func (r *rig) takenOver(age time.Duration, released bool) {
 	r.source.Commit(group, "orders", 0, c)
 }
 
-// S5, W3: without the wait (stream.go and loop.go: foreign), old records go out while a request of the last owner may still arrive. Fresh ones and
+// S5, W3: without the wait (inherit's foreign), old records go out while a request of the last owner may still arrive. Fresh ones and
 // what was handed over never wait.
 func TestS5TakeoverWaits(t *testing.T) {
 	for _, row := range []struct {
@@ -418,7 +418,7 @@ func TestR6CheckpointBeforeTheFirstAppend(t *testing.T) {
 	waitCheckpoint(r, 1)
 }
 
-// R6: the checkpoint never passes the mirror's high watermark (loop.go: checkpoint uses acked, not next,
+// R6: the checkpoint never passes the mirror's high watermark (checkpoint.go: checkpoint uses acked, not next,
 // and commit takes only streams whose acked moved; either alone suffices).
 func TestR6CheckpointStaysBelowTheHighWatermark(t *testing.T) {
 	r := newRig(t, scripted.Options{})
@@ -437,7 +437,7 @@ func TestR6CheckpointStaysBelowTheHighWatermark(t *testing.T) {
 	waitCheckpoint(r, 2)
 }
 
-// R7: without the mirror topic ID in the checkpoint (loop.go: inherit), or with appends by name (produce.go: maxProduceVersion 12), a recreated
+// R7: without the mirror topic ID in the checkpoint (inherit), or with appends by name (produce.go: maxProduceVersion 12), a recreated
 // mirror topic goes on in the middle.
 func TestR7RecreatedMirrorTopicStartsAnew(t *testing.T) {
 	for _, running := range []bool{false, true} {

@@ -349,7 +349,11 @@ func TestS2OnlyConfirmedMembersSend(t *testing.T) {
 	})
 	r.mirror.Await(t, "the membership in doubt", func() bool { return !f.Status().Member })
 	before := r.appendCount()
-	r.write(0, "b")
+	spec := scripted.Batch{Values: []string{"b"}, Timestamp: time.Now()}
+	r.source.Append("orders", 0, spec)
+	if !offer(f, 1, spec) {
+		t.Error("the offer was not taken, so nothing could be sent")
+	}
 	<-time.After(moment)
 	if n := r.appendCount(); n != before || f.Status().Member {
 		t.Errorf("%d appends without a confirmed membership (member: %v)", n-before, f.Status().Member)

@@ -46,7 +46,6 @@ type Options struct {
 	StartTimestamp time.Time // with StartTimestamp
 
 	StopOnDataLoss   bool // source deleted records before they were mirrored: stop the stream (true) or go on behind the loss
-	StopOnRecreate   bool // source topic deleted and recreated: stop (true) or append the new topic after the old data
 	StopOnDivergence bool // source truncated its log below what was mirrored: stop (true) or go on
 
 	ReplicationFactor int16 // of topics that kmirror creates on the mirror; -1: the mirror's default

@@ -11,8 +11,9 @@ import (
 // days old, so a mirror broker forgets kmirror's producer ID when it restarts and, here, every second besides (fact F3). From then on it
 // would take any batch again: only the mirror's log says what is there.
 //
-// The test needs that look at the log. With resolving taken out of the forwarder (a session going on at the checkpoint whatever the log
-// holds) it finds records twice on the mirror; the commit that added it has the experiment.
+// The test needs that look at the log. With resolving taken out, so that a session goes on at its checkpoint whatever the log holds (in
+// forwarder's goOn, case st.found && !r.job.have instead of case st.found), nothing is missing but 96,102 of 188,260 records are on the
+// mirror twice or more, with -seed 7382161971644259567.
 func TestExactlyOnceWithOldData(t *testing.T) {
 	seed := newSeed(t)
 	source, _ := kafkatest.Shared(t)

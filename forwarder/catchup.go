@@ -328,15 +328,21 @@ func (l *loop) reachedEnd(s *stream, end int64) {
 	case s.tail:
 		l.tryTail(s)
 	case s.next < end:
+	case s.linked && l.closeHole(s):
 	case s.linked:
-		l.setState(s, StateLive, "")
-		if s.next < s.sourceEnd || len(s.early) > 0 {
-			l.awaitHole(s)
+		l.goLive(s)
+		if len(s.early) > 0 {
+			l.awaitHole(s, holeGrace)
 		}
 	default:
 		s.linked = true
 		s.accepting.Store(true)
 	}
+}
+
+func (l *loop) goLive(s *stream) {
+	s.lookedEnd, s.lookedAt = s.next, l.now
+	l.setState(s, StateLive, "")
 }
 
 // tryTail ends tail mode once all that was read for a while had passed the proxy.

@@ -197,40 +197,71 @@ func (l *loop) sawEnd(s *stream, end int64) {
 		l.becomeTail(s)
 	case s.state == StateRecover && s.next >= end:
 		s.linked = true
-		l.setState(s, StateLive, "")
+		l.goLive(s)
 	case s.state == StateRecover:
 		l.catchUp(s)
-	case s.state == StateLive && s.next < end:
-		l.awaitHole(s) // the offer may be on its way
+	case s.state == StateLive:
+		l.sawGrowth(s, end)
 	}
 }
 
-// holeGrace is how long a hole in what is offered may stay before it is read from the source.
-const holeGrace = 30 * time.Millisecond
+// sawGrowth judges what a look alone tells of a live stream. The offer may be on its way, for as long as the machine is busy: only what the
+// look before knew already, and is still missing, is a hole.
+func (l *loop) sawGrowth(s *stream, end int64) {
+	switch {
+	case l.now.Sub(s.lookedAt) < l.opts.LookEvery/2: // somebody asked for looks in quick succession
+	case s.next < s.lookedEnd:
+		l.openHole(s)
+	default:
+		s.lookedEnd, s.lookedAt = end, l.now
+	}
+}
+
+const (
+	// holeGrace is how long a hole below offered batches may stay before it is read from the source.
+	holeGrace = 250 * time.Millisecond
+	// growthGrace is the same for a batch that passed the proxy and won't be offered, so that several are read at once.
+	growthGrace = 20 * time.Millisecond
+)
 
 // awaitHole gives the offers that close a hole a moment to arrive.
-func (l *loop) awaitHole(s *stream) {
+func (l *loop) awaitHole(s *stream, grace time.Duration) {
 	if s.holeTimer {
 		return
 	}
 	s.holeTimer = true
 	next := s.next
-	l.timers.add(l.now.Add(holeGrace), func() {
+	l.timers.add(l.now.Add(grace), func() {
 		s.holeTimer = false
-		if s.removed || s.conn == nil || s.state != StateLive || s.next >= s.sourceEnd && len(s.early) == 0 {
-			return
+		switch {
+		case s.removed || s.conn == nil || s.state != StateLive || s.next >= s.grownTo.Load() && len(s.early) == 0:
+		case s.next > next: // it closed; another may have opened
+			l.awaitHole(s, holeGrace)
+		default:
+			l.openHole(s)
 		}
-		if s.next > next { // it closed; another may have opened
-			l.awaitHole(s)
-			return
-		}
-		l.metrics.gaps.Inc()
-		if s.sawHole(l.now) {
-			l.becomeTail(s)
-			return
-		}
-		l.catchUp(s)
 	})
+}
+
+// openHole reads a hole in what was offered from the source.
+func (l *loop) openHole(s *stream) {
+	l.metrics.gaps.Inc()
+	s.inHole, s.tailRead, s.tailOffered = true, 0, s.offered.Load()
+	l.catchUp(s)
+}
+
+// closeHole judges a hole that was read: where what was read hadn't been offered meanwhile, somebody writes round the proxy. It reports
+// whether the stream follows the log from now on.
+func (l *loop) closeHole(s *stream) bool {
+	if !s.inHole {
+		return false
+	}
+	s.inHole = false
+	if s.tailRead <= s.offered.Load()-s.tailOffered || !s.sawHole(l.now) {
+		return false
+	}
+	l.becomeTail(s)
+	return true
 }
 
 // isLeadership reports whether an error says that the metadata is old.

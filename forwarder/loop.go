@@ -200,7 +200,7 @@ func (l *loop) offered(o *offering) {
 		case s.holeFrom >= 0 && e.base == s.next:
 			l.writeSegments(s, []segment{{s.next, s.position(s.holeFrom)}})
 		case s.state == StateLive:
-			l.awaitHole(s)
+			l.awaitHole(s, holeGrace)
 		}
 	case duplicate:
 		l.drop(e)
@@ -233,7 +233,7 @@ func (l *loop) doubted(s *stream) {
 func (l *loop) grew(s *stream) {
 	s.grownSent.Store(false)
 	if !s.removed && s.conn != nil && s.state == StateLive && s.next < s.grownTo.Load() {
-		l.awaitHole(s)
+		l.awaitHole(s, growthGrace)
 	}
 }
 

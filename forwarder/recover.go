@@ -410,7 +410,7 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.stored, s.haveStored = r.stored, true
 	s.uncommitted, s.lastBatchAt = false, r.stored.mirrorOffset
 	s.recent, s.recentAt = nil, 0
-	s.linked, s.tail, s.holes = false, false, nil
+	s.linked, s.tail, s.inHole, s.holes = false, false, false, nil
 	l.setState(s, StateRecover, "")
 	s.accepting.Store(true)
 	l.look(s)

@@ -64,9 +64,12 @@ type stream struct {
 	linked      bool // catch-up has met the log's end once with offers on: the next end makes it live
 	tail        bool
 	tailFrom    time.Time
-	tailRead    int64 // records read from the source since tailFrom
-	tailOffered int64 // offered at tailFrom
+	tailRead    int64 // records read from the source since tailFrom, or since the hole was opened
+	tailOffered int64 // offered at that time
 	holeTimer   bool
+	inHole      bool      // catching up on a hole in what was offered
+	lookedEnd   int64     // the source's end as of lookedAt, to be reached by the next look
+	lookedAt    time.Time // of a look, or of going live
 
 	lineage  lineage // what the source's log had under which leader epoch
 	marked   int64   // acked at markedAt

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -493,5 +494,24 @@ func TestClientsAuthenticateWithTheSource(t *testing.T) {
 	}
 	if sink.records() != 2 {
 		t.Errorf("the sink was offered %d records, want 2", sink.records())
+	}
+}
+
+// A client of a broker that is down must be told as the network would: franz-go, for one, gives up on records whose connection ends
+// plainly before its first answer, and tries again after a reset.
+func TestClientsOfADeadBrokerAreReset(t *testing.T) {
+	dead := listen(t)
+	dead.Close()
+	good := script(t, nil)
+	s := start(t, Options{Seeds: []string{good.ln.Addr().String()}, Brokers: &fixed{list: []Broker{brokerAt(7, dead)}}})
+	eventually(t, "the broker has a listener", func() bool { return len(s.Status().Brokers) == 1 })
+	c, err := net.Dial("tcp", s.Status().Brokers[0].Listen)
+	if err == nil { // else it was as quick as that
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %v, want a reset", err)
 	}
 }

@@ -240,11 +240,13 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}
 	source, err := s.dialBroker(b)
 	if err != nil {
+		reset(client)
 		s.closed(c, &closeError{reasonDial, err}, nil)
 		return
 	}
 	c.source = source
 	if !s.enter(c) {
+		reset(client)
 		source.Close()
 		return
 	}
@@ -252,6 +254,14 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
+}
+
+// reset makes the coming close a reset. Direct, a client would be refused by a broker that is down, and would try again; a plain end of a
+// connection before its first answer is what brokers do to a wrong login or protocol, and franz-go, for one, gives up on that.
+func reset(client net.Conn) {
+	if tcp, ok := client.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // of a connection that is lost anyway
+	}
 }
 
 // enter lists c, so that drain and abort reach it; false if it's too late.

@@ -663,8 +663,11 @@ func TestDrainUnderLoadLosesNoAnswer(t *testing.T) {
 	go func() { done <- s.Run(ctx) }()
 	got := make(map[string]int)
 	var wg sync.WaitGroup
-	for i := range 4 {
-		c := dialRaw(t, s.Addr())
+	var clients []*rawClient
+	for range 4 { // all of them before the first may end the server: one that comes later is refused
+		clients = append(clients, dialRaw(t, s.Addr()))
+	}
+	for i, c := range clients {
 		name := fmt.Sprintf("client %d", i)
 		body := append([]byte(name), make([]byte, 3000)...)
 		wg.Go(func() {

@@ -1,0 +1,133 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+func (s *Server) acceptBootstrap() {
+	if err := s.accept(s.ln, nil); err != nil {
+		s.stop(fmt.Errorf("bootstrap listener: %w", err))
+	}
+}
+
+func (s *Server) acceptBroker(b *broker) {
+	if err := s.accept(b.ln, b); err != nil {
+		s.stop(fmt.Errorf("listener of broker %d: %w", b.id, err))
+	}
+}
+
+// accept takes connections until the listener is closed.
+func (s *Server) accept(ln net.Listener, b *broker) error {
+	for {
+		client, err := ln.Accept()
+		switch {
+		case err == nil:
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ENOBUFS):
+			s.warnings.warn("accept", "can't accept connections", zap.Error(err))
+			pause(s.base, 50*time.Millisecond)
+			continue
+		default:
+			return err
+		}
+		s.metrics.accepted.Inc()
+		if !s.takeSlot() {
+			client.Close()
+			s.metrics.closedBy[reasonLimit].Inc()
+			s.warnings.warn(reasonLimit, "connection refused: too many are open", zap.Stringer("client", client.RemoteAddr()))
+			continue
+		}
+		s.wg.Go(func() { s.serveClient(client, b) })
+	}
+}
+
+func (s *Server) takeSlot() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slots >= s.o.MaxConnections || s.draining {
+		return false
+	}
+	s.slots++
+	return true
+}
+
+// serveClient serves one client connection of the bootstrap listener (b nil) or a broker's.
+func (s *Server) serveClient(client net.Conn, b *broker) {
+	defer func() {
+		s.mu.Lock()
+		s.slots--
+		s.mu.Unlock()
+	}()
+	defer client.Close()
+	keepAlive(client)
+	c := &conn{s: s, broker: b, client: client, host: s.advertised(client)}
+	if s.o.DownstreamTLS != nil {
+		t, err := handshakeTLS(s.base, client, s.o.DownstreamTLS, s.o.FrameTimeout)
+		if err != nil {
+			s.closed(c, &closeError{reasonTLS, err}, nil)
+			return
+		}
+		c.client = t
+	}
+	source, err := s.dialBroker(b)
+	if err != nil {
+		reset(client)
+		s.closed(c, &closeError{reasonDial, err}, nil)
+		return
+	}
+	c.source = source
+	if !s.enter(c) {
+		reset(client)
+		source.Close()
+		return
+	}
+	c.serve()
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+}
+
+// reset makes the coming close a reset. Direct, a client would be refused by a broker that is down, and would try again; a plain end of a
+// connection before its first answer is what brokers do to a wrong login or protocol, and franz-go, for one, gives up on that.
+func reset(client net.Conn) {
+	if tcp, ok := client.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // of a connection that is lost anyway
+	}
+}
+
+// enter lists c, so that drain and abort reach it; false if it's too late.
+func (s *Server) enter(c *conn) bool {
+	c.begin()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+// advertised is the host that this client is told.
+func (s *Server) advertised(client net.Conn) string {
+	if s.o.Advertise != "" {
+		return s.o.Advertise
+	}
+	if ip := net.ParseIP(s.bindHost); s.bindHost != "" && (ip == nil || !ip.IsUnspecified()) {
+		return s.bindHost
+	}
+	return client.LocalAddr().(*net.TCPAddr).IP.String()
+}
+
+// keepAlive finds peers that vanished without a word within about a minute.
+func keepAlive(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 4})
+	}
+}

@@ -16,6 +16,7 @@ import (
 
 	"kmirror/internal/kafkatest"
 	"kmirror/test/clients"
+	"kmirror/test/testbed"
 )
 
 // roundsOf runs a client's producer again and again, each time with new numbers, until ctx ends. It returns the values of the records
@@ -90,8 +91,8 @@ func TestIdempotentProducersThroughBounces(t *testing.T) {
 	_, mirror := kafkatest.Shared(t)
 	const topic, partitions = "bounces", 6
 	kafkatest.CreateTopic(t, source, topic, partitions, 3)
-	in := startKmirror(t, source, mirror, "--topics", topic, "--topics.replication_factor", "1")
-	l := startLedger(t, topic, ledgerOptions{writers: 2, perSecond: 1000, size: 100, from: time.Now()}, in.Seeds())
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--topics.replication_factor", "1")
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 2, PerSecond: 1000, Size: 100, From: time.Now()}, in.Seeds())
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -112,24 +113,24 @@ func TestIdempotentProducersThroughBounces(t *testing.T) {
 		}
 	}
 	run("java", func() []string { return javaProducer(ctx, t, in.Seeds()[0], topic) })
-	l.waitAcks(5000)
+	l.WaitAcks(5000)
 	for _, b := range source.Brokers() {
 		b.Kill(t)
 		pause(t, 2*time.Second) // how long it is down
 		b.Start(t)
 		source.WaitInSync(t)
-		l.waitAcks(2000)
+		l.WaitAcks(2000)
 		if b.ID == 2 {
 			in.Stop()
 			in.Start()
-			l.waitAcks(2000)
+			l.WaitAcks(2000)
 		}
 	}
 	stop()
 	running.Wait()
-	l.stop()
+	l.Stop()
 	settled(t, in, time.Now())
-	l.check(source, mirror, kafkatest.SameOffsets())
+	l.Check(source, mirror, kafkatest.SameOffsets())
 	for name, values := range acked {
 		t.Logf("%s: %d records acknowledged", name, len(values))
 		if len(values) == 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // victim is a process that an actor may kill and freeze. Each has one actor.
@@ -18,10 +19,10 @@ type victim struct {
 	kill, start, freeze, thaw func()
 }
 
-func (in *instance) victim(name string) victim {
+func instanceVictim(t testing.TB, name string, in *testbed.Instance) victim {
 	return victim{name: name, kill: in.Kill, freeze: in.Freeze, thaw: in.Thaw, start: func() {
 		if err := in.Launch(); err != nil {
-			in.t.Error(err)
+			t.Error(err)
 		}
 	}}
 }
@@ -53,7 +54,7 @@ type pace struct {
 func schedule(random *rand.Rand, victims int, p pace) []step {
 	steps := make([]step, p.kills+p.freezes)
 	for i := range steps {
-		steps[i] = step{after: between(random, p.after[0], p.after[1]), of: random.IntN(victims), length: between(random, 0, p.dead)}
+		steps[i] = step{after: testbed.Between(random, p.after[0], p.after[1]), of: random.IntN(victims), length: testbed.Between(random, 0, p.dead)}
 	}
 	for _, i := range random.Perm(len(steps))[:p.freezes] {
 		steps[i].freeze, steps[i].length = true, p.frozen
@@ -71,7 +72,7 @@ type chaos struct {
 
 // act starts an actor. Its schedule follows from the seed, its name and its pace.
 func (c *chaos) act(actor string, p pace, victims ...victim) {
-	steps := schedule(newRandom(c.seed, actor), len(victims), p)
+	steps := schedule(testbed.NewRandom(c.seed, actor), len(victims), p)
 	c.running.Go(func() {
 		for _, s := range steps {
 			if !pause(c.t, s.after) || c.t.Failed() {
@@ -104,17 +105,17 @@ func pause(t testing.TB, d time.Duration) bool {
 // several idempotent producers write through the proxy. Each acknowledged record is on the source once and on the mirror once, in the
 // source's order and at its offset. Then idle restarts append nothing, and nothing was ever written twice.
 func TestExactlyOnceUnderChaos(t *testing.T) {
-	seed := newSeed(t)
+	seed := testbed.NewSeed(t)
 	three := []kafkatest.Option{kafkatest.Brokers(3), kafkatest.Config("min.insync.replicas", "2")}
 	source, mirror := startBoth(t, three, three)
 	const topic, partitions = "chaos", 6
 	kafkatest.CreateTopic(t, source, topic, partitions, 3)
-	in := startKmirror(t, source, mirror, "--topics", topic, "--topics.replication_factor", "3")
-	l := startLedger(t, topic, ledgerOptions{writers: 4, perSecond: 2000, size: 120, from: time.Now()}, in.Seeds())
-	l.waitAcks(2000)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--topics.replication_factor", "3")
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 4, PerSecond: 2000, Size: 120, From: time.Now()}, in.Seeds())
+	l.WaitAcks(2000)
 
 	c := &chaos{t: t, seed: seed, began: time.Now()}
-	c.act("kmirror", pace{kills: 20, freezes: 3, after: [2]time.Duration{200 * time.Millisecond, 4 * time.Second}, dead: time.Second, frozen: 5 * time.Second}, in.victim("kmirror"))
+	c.act("kmirror", pace{kills: 20, freezes: 3, after: [2]time.Duration{200 * time.Millisecond, 4 * time.Second}, dead: time.Second, frozen: 5 * time.Second}, instanceVictim(t, "kmirror", in))
 	brokers := pace{kills: 5, after: [2]time.Duration{time.Second, 8 * time.Second}, dead: 3 * time.Second}
 	c.act("mirror", brokers, brokerVictims(t, "mirror", mirror)...)
 	brokers.kills = 3
@@ -123,10 +124,10 @@ func TestExactlyOnceUnderChaos(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	l.waitAcks(4000)
-	l.stop()
+	l.WaitAcks(4000)
+	l.Stop()
 	settled(t, in, time.Now())
-	l.check(source, mirror, kafkatest.SameOffsets())
+	l.Check(source, mirror, kafkatest.SameOffsets())
 	wantNotMore(t, source, mirror, topic)
 	idleRestarts(t, in, mirror, topic, 3)
 	t.Logf("kmirror logged %d lines", strings.Count(in.Log(), "\n"))
@@ -146,9 +147,9 @@ func startBoth(t testing.TB, source, mirror []kafkatest.Option) (*kafkatest.Real
 }
 
 // settled waits until kmirror is ready and says that it has caught up.
-func settled(t testing.TB, in *instance, since time.Time) {
+func settled(t testing.TB, in *testbed.Instance, since time.Time) {
 	t.Helper()
-	kafkatest.Eventually(t, readyTimeout, in.Ready)
+	kafkatest.Eventually(t, testbed.ReadyTimeout, in.Ready)
 	in.WaitCaughtUp(2 * time.Minute)
 	t.Logf("caught up after %v", time.Since(since).Round(time.Millisecond))
 }
@@ -158,7 +159,7 @@ func settled(t testing.TB, in *instance, since time.Time) {
 func wantNotMore(t testing.TB, source, mirror *kafkatest.RealCluster, topic string) {
 	t.Helper()
 	most := func(c *kafkatest.RealCluster) (n int64) {
-		for _, size := range logBytes(t, c, topic) {
+		for _, size := range testbed.LogBytes(t, c, topic) {
 			n = max(n, size)
 		}
 		return n
@@ -171,10 +172,10 @@ func wantNotMore(t testing.TB, source, mirror *kafkatest.RealCluster, topic stri
 }
 
 // idleRestarts kills and starts kmirror while nobody writes. Not a byte may come to the mirror's log.
-func idleRestarts(t testing.TB, in *instance, mirror *kafkatest.RealCluster, topic string, n int) {
+func idleRestarts(t testing.TB, in *testbed.Instance, mirror *kafkatest.RealCluster, topic string, n int) {
 	t.Helper()
 	mirror.WaitInSync(t)
-	before, offsets := logBytes(t, mirror, topic), fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic))
+	before, offsets := testbed.LogBytes(t, mirror, topic), fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic))
 	for range n {
 		in.Kill()
 		began := time.Now()
@@ -184,7 +185,7 @@ func idleRestarts(t testing.TB, in *instance, mirror *kafkatest.RealCluster, top
 	if after := fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic)); after != offsets {
 		t.Errorf("idle restarts moved the mirror's offsets from %s to %s", offsets, after)
 	}
-	if after := logBytes(t, mirror, topic); !maps.Equal(after, before) {
+	if after := testbed.LogBytes(t, mirror, topic); !maps.Equal(after, before) {
 		t.Errorf("idle restarts changed the bytes of the mirror's replicas from %v to %v", before, after)
 	}
 }

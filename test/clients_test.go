@@ -18,6 +18,7 @@ import (
 
 	"kmirror/internal/kafkatest"
 	"kmirror/test/clients"
+	"kmirror/test/testbed"
 )
 
 // TestClients runs unchanged clients with nothing but the proxy's bootstrap address against a source of three brokers. What they wrote
@@ -25,7 +26,7 @@ import (
 func TestClients(t *testing.T) {
 	source := kafkatest.Real(t, kafkatest.Brokers(3))
 	_, mirror := kafkatest.Shared(t)
-	in := startKmirror(t, source, mirror, "--topics", "/clients-.*/", "--topics.replication_factor", "1")
+	in := testbed.Start(t, source, mirror, "--topics", "/clients-.*/", "--topics.replication_factor", "1")
 	c := clientTest{source: source, mirror: mirror, in: in}
 	c.client(t, "java", clientTest.java)
 	c.client(t, "kafka's tools", clientTest.tools)
@@ -39,7 +40,7 @@ func TestClients(t *testing.T) {
 type clientTest struct {
 	source *kafkatest.RealCluster
 	mirror kafkatest.Cluster
-	in     *instance
+	in     *testbed.Instance
 	ports  *[]int // that client processes had connections to; checked after each client
 }
 
@@ -49,7 +50,7 @@ func (c clientTest) client(t *testing.T, name string, test func(clientTest, *tes
 		c.ports = new([]int)
 		test(c, t)
 		if !t.Failed() {
-			wantOnlyProxy(t, name, *c.ports, c.source.Seeds(), c.proxyAddresses())
+			testbed.WantOnlyProxy(t, name, *c.ports, c.source.Seeds(), c.proxyAddresses())
 		}
 	})
 }
@@ -62,11 +63,11 @@ func (c clientTest) run(t *testing.T, cmd *exec.Cmd) string {
 	if err := kafkatest.Spawn(cmd); err != nil {
 		t.Fatal(err)
 	}
-	watch := watchSockets(cmd.Process.Pid)
+	watch := testbed.WatchSockets(cmd.Process.Pid)
 	timer := time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	err := cmd.Wait()
-	*c.ports = append(*c.ports, watch.done()...)
+	*c.ports = append(*c.ports, watch.Done()...)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", cmd, err, out.String())
 	}
@@ -233,9 +234,9 @@ func (d *dialedPorts) dial(ctx context.Context, network, address string) (net.Co
 func (c clientTest) franz(t *testing.T) {
 	dialed := &dialedPorts{}
 	dial := kgo.Dialer(dialed.dial)
-	admin := kadm.NewClient(newWriter(t, c.in.Seeds(), "", dial))
+	admin := kadm.NewClient(testbed.NewWriter(t, c.in.Seeds(), "", dial))
 	variants := map[string][]kgo.Opt{
-		"idempotent": nil, "acks-all": {kgo.DisableIdempotentWrite()}, "acks-1": withAcks(kgo.LeaderAck()), "acks-0": withAcks(kgo.NoAck()),
+		"idempotent": nil, "acks-all": {kgo.DisableIdempotentWrite()}, "acks-1": testbed.WithAcks(kgo.LeaderAck()), "acks-0": testbed.WithAcks(kgo.NoAck()),
 	}
 	for i, codec := range []kgo.CompressionCodec{kgo.NoCompression(), kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression()} {
 		topic := "clients-franz-" + codecs[i]
@@ -243,7 +244,7 @@ func (c clientTest) franz(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, opts := range variants {
-			write(t, c.in.Seeds(), topic, name, 500, append([]kgo.Opt{dial, kgo.ProducerBatchCompression(codec)}, opts...)...)
+			testbed.Write(t, c.in.Seeds(), topic, name, 500, append([]kgo.Opt{dial, kgo.ProducerBatchCompression(codec)}, opts...)...)
 		}
 		records := c.settled(t, topic)
 		if len(records) != 2000 {
@@ -254,7 +255,7 @@ func (c clientTest) franz(t *testing.T) {
 	c.franzGroup(t, "clients-franz-none", 2000, dial)
 	dialed.mu.Lock()
 	defer dialed.mu.Unlock()
-	*c.ports = portsOf(t, dialed.addresses)
+	*c.ports = testbed.PortsOf(t, dialed.addresses)
 }
 
 // franzGroup reads a topic with a group of three members through the proxy, once, and commits.
@@ -264,7 +265,7 @@ func (c clientTest) franzGroup(t *testing.T, topic string, want int, dial kgo.Op
 	seen := make(chan string, want)
 	var members sync.WaitGroup
 	for range 3 {
-		cl := newWriter(t, c.in.Seeds(), "", dial, kgo.ConsumerGroup("franz-readers"), kgo.ConsumeTopics(topic),
+		cl := testbed.NewWriter(t, c.in.Seeds(), "", dial, kgo.ConsumerGroup("franz-readers"), kgo.ConsumeTopics(topic),
 			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 		members.Go(func() {
 			defer cl.LeaveGroupContext(context.Background())
@@ -295,7 +296,7 @@ func (c clientTest) franzGroup(t *testing.T, topic string, want int, dial kgo.Op
 // foreign runs a client of another make: every codec, every kind of acknowledgement, and a group.
 func (c clientTest) foreign(t *testing.T, client clients.Client) {
 	topic := "clients-" + client.Name
-	if _, err := kadm.NewClient(newWriter(t, c.in.Seeds(), "")).CreateTopic(t.Context(), 4, 3, nil, topic); err != nil {
+	if _, err := kadm.NewClient(testbed.NewWriter(t, c.in.Seeds(), "")).CreateTopic(t.Context(), 4, 3, nil, topic); err != nil {
 		t.Fatal(err)
 	}
 	const each = 300
@@ -340,7 +341,7 @@ func (c clientTest) foreign(t *testing.T, client clients.Client) {
 func (c clientTest) sameAnswers(t *testing.T) {
 	kafkatest.CreateTopic(t, c.source, "clients-answers", 1, 3, "max.message.bytes", "20000")
 	ask := func(seeds []string, r *kgo.Record) (int64, error) {
-		cl := newWriter(t, seeds, "clients-answers", kgo.ProducerBatchMaxBytes(1<<20), kgo.MaxProduceRequestsInflightPerBroker(1), kgo.RecordRetries(0),
+		cl := testbed.NewWriter(t, seeds, "clients-answers", kgo.ProducerBatchMaxBytes(1<<20), kgo.MaxProduceRequestsInflightPerBroker(1), kgo.RecordRetries(0),
 			kgo.ProducerBatchCompression(kgo.NoCompression()))
 		defer cl.Close()
 		got, err := cl.ProduceSync(t.Context(), r).First()
@@ -350,7 +351,7 @@ func (c clientTest) sameAnswers(t *testing.T) {
 		return got.Offset, nil
 	}
 	for i := range int64(3) {
-		offset, err := ask(c.in.Seeds(), numbered("answers", int(i)))
+		offset, err := ask(c.in.Seeds(), testbed.Numbered("answers", int(i)))
 		if err != nil || offset != i {
 			t.Errorf("record %d: offset %d, error %v; want offset %d", i, offset, err, i)
 		}

@@ -12,21 +12,22 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestVerifyTellsEqualFromDifferent uses kmirror verify as an operator does: 0 equal, 1 different, 2 could not tell.
 func TestVerifyTellsEqualFromDifferent(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 3, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	write(t, in.Seeds(), topic, "verified", 3000)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.Write(t, in.Seeds(), topic, "verified", 3000)
 	in.WaitCaughtUp(30 * time.Second)
 
 	clusters := []string{"--source", source.Seeds()[0], "--topics", topic, "--patience", "1s"}
 	verify := func(t *testing.T, want int, args ...string) string {
 		t.Helper()
-		code, out := runKmirror(t, append(append([]string{"verify"}, clusters...), args...)...)
+		code, out := testbed.Run(t, append(append([]string{"verify"}, clusters...), args...)...)
 		if code != want {
 			t.Errorf("kmirror verify exits %d, want %d:\n%s", code, want, out)
 		}
@@ -59,9 +60,9 @@ func TestVerifyTellsEqualFromDifferent(t *testing.T) {
 	}
 
 	in.Stop()
-	write(t, mirror.Seeds(), topic, "foreign", 10) // others' records are theirs
+	testbed.Write(t, mirror.Seeds(), topic, "foreign", 10) // others' records are theirs
 	verify(t, 0, reach...)
-	write(t, source.Seeds(), topic, "missing", 10, kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	testbed.Write(t, source.Seeds(), topic, "missing", 10, kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if out := verify(t, 1, reach...); !strings.Contains(out, "behind by 10") {
 		t.Errorf("kmirror verify doesn't say that 10 records are missing:\n%s", out)
 	}
@@ -72,14 +73,14 @@ func TestVerifyTellsEqualFromDifferent(t *testing.T) {
 func TestStatusUntilCaughtUp(t *testing.T) {
 	source, _ := kafkatest.Shared(t)
 	mirror := kafkatest.Real(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 2, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
 	status := func(args ...string) (int, string) {
-		return runKmirror(t, append([]string{"status", "--admin", in.AdminAddr(), "--until-caught-up"}, args...)...)
+		return testbed.Run(t, append([]string{"status", "--admin", in.AdminAddr(), "--until-caught-up"}, args...)...)
 	}
 	for round := range 5 {
-		write(t, source.Seeds(), topic, fmt.Sprintf("bypass%d", round), 500)
+		testbed.Write(t, source.Seeds(), topic, fmt.Sprintf("bypass%d", round), 500)
 		if code, out := status("--timeout", "30s"); code != 0 {
 			t.Fatalf("kmirror status exits %d, want 0:\n%s", code, out)
 		}
@@ -87,7 +88,7 @@ func TestStatusUntilCaughtUp(t *testing.T) {
 		kafkatest.Equal(t, source, mirror, topic, kafkatest.SameOffsets())
 	}
 	mirror.Stop(t)
-	write(t, in.Seeds(), topic, "outage", 100)
+	testbed.Write(t, in.Seeds(), topic, "outage", 100)
 	code, out := status("--timeout", "3s")
 	if code != 1 || !strings.Contains(out, topic) || !strings.Contains(out, "not caught up") {
 		t.Errorf("kmirror status exits %d, want 1 with the streams that lag:\n%s", code, out)
@@ -102,12 +103,12 @@ func TestStatusUntilCaughtUp(t *testing.T) {
 // TestOperatorsView: the consumer group shows the true lag in Kafka's own tool, /metrics tells the same, and the health pages answer.
 func TestOperatorsView(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	const partitions = 2
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, partitions)
-	write(t, in.Seeds(), topic, "seen", 1000)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, partitions)
+	testbed.Write(t, in.Seeds(), topic, "seen", 1000)
 	describe := func() map[int]int64 {
 		return groupLag(t, kafkatest.Tool(t, "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", "--bootstrap-server", source.Seeds()[0],
 			"--describe", "--group", in.Group()), topic)
@@ -120,7 +121,7 @@ func TestOperatorsView(t *testing.T) {
 		return nil
 	})
 	in.Freeze()
-	write(t, source.Seeds(), topic, "behind", 300)
+	testbed.Write(t, source.Seeds(), topic, "behind", 300)
 	if lag := describe(); lag[0]+lag[1] != 300 {
 		t.Errorf("lags of group %s = %v while kmirror is frozen, want 300 in all", in.Group(), lag)
 	}
@@ -149,7 +150,7 @@ func TestOperatorsView(t *testing.T) {
 	}
 }
 
-func getPage(t testing.TB, in *instance, path string) (int, string) {
+func getPage(t testing.TB, in *testbed.Instance, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + in.AdminAddr() + path)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // isForeign tells what others wrote to the mirror.
@@ -25,33 +26,33 @@ func TestForeignWritesOnTheMirror(t *testing.T) {
 	for _, c := range []*kafkatest.RealCluster{source, mirror} {
 		kafkatest.CreateTopic(t, c, topic, partitions, 1)
 	}
-	write(t, mirror.Seeds(), topic, "foreign-before", 500)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	l := startLedger(t, topic, ledgerOptions{writers: 2, perSecond: 1000, size: 100, from: time.Now()}, in.Seeds())
+	testbed.Write(t, mirror.Seeds(), topic, "foreign-before", 500)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 2, PerSecond: 1000, Size: 100, From: time.Now()}, in.Seeds())
 	wrote := 500
 	between := func(prefix string, opts ...kgo.Opt) {
 		t.Helper()
-		l.waitAcks(1000)
-		write(t, mirror.Seeds(), topic, prefix, 500, opts...)
+		l.WaitAcks(1000)
+		testbed.Write(t, mirror.Seeds(), topic, prefix, 500, opts...)
 		wrote += 500
 	}
 	for i := range 3 {
 		between(fmt.Sprintf("foreign-idempotent%d", i))
-		between(fmt.Sprintf("foreign-one%d", i), append(withAcks(kgo.LeaderAck()), kgo.MaxBufferedRecords(10))...)
+		between(fmt.Sprintf("foreign-one%d", i), append(testbed.WithAcks(kgo.LeaderAck()), kgo.MaxBufferedRecords(10))...)
 		in.Kill()
-		write(t, mirror.Seeds(), topic, fmt.Sprintf("foreign-dead%d", i), 500)
+		testbed.Write(t, mirror.Seeds(), topic, fmt.Sprintf("foreign-dead%d", i), 500)
 		wrote += 500
 		in.Start()
 	}
-	l.waitAcks(1000)
-	l.stop()
+	l.WaitAcks(1000)
+	l.Stop()
 	in.WaitCaughtUp(time.Minute)
-	write(t, mirror.Seeds(), topic, "foreign-after", 500)
+	testbed.Write(t, mirror.Seeds(), topic, "foreign-after", 500)
 	wrote += 500
 	in.Kill()
 	in.Start()
 	in.WaitCaughtUp(time.Minute)
-	l.check(source, mirror, kafkatest.IgnoreForeign(isForeign))
+	l.Check(source, mirror, kafkatest.IgnoreForeign(isForeign))
 	wantForeign(t, source, topic, 0)
 	wantForeign(t, mirror, topic, wrote)
 }
@@ -84,7 +85,7 @@ func TestDeletedOnTheMirrorIsNotRefilled(t *testing.T) {
 	mirror := kafkatest.Real(t)
 	const topic, partitions = "deleted", 3
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
 	admin := kadm.NewClient(mirror.Client(t))
 	starts := map[int32]int64{}
 	restarts := map[string]func(){
@@ -96,7 +97,7 @@ func TestDeletedOnTheMirrorIsNotRefilled(t *testing.T) {
 		"deleted when dead": nil,
 	}
 	for name, restart := range restarts {
-		write(t, in.Seeds(), topic, name, 900)
+		testbed.Write(t, in.Seeds(), topic, name, 900)
 		in.WaitCaughtUp(time.Minute)
 		if restart == nil {
 			in.Kill()
@@ -109,7 +110,7 @@ func TestDeletedOnTheMirrorIsNotRefilled(t *testing.T) {
 		}
 		in.WaitCaughtUp(time.Minute)
 		wantSuffix(t, name+", before new records", source, mirror, topic, starts)
-		write(t, in.Seeds(), topic, name+" afterwards", 300)
+		testbed.Write(t, in.Seeds(), topic, name+" afterwards", 300)
 		in.WaitCaughtUp(time.Minute)
 		wantSuffix(t, name, source, mirror, topic, starts)
 		if t.Failed() {

@@ -6,24 +6,25 @@ import (
 	"time"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // twoInstances starts two processes of one name. Each has its own proxy; both share the partitions.
-func twoInstances(t testing.TB, source, mirror kafkatest.Cluster, topic string) (a, b *instance) {
+func twoInstances(t testing.TB, source, mirror kafkatest.Cluster, topic string) (a, b *testbed.Instance) {
 	t.Helper()
 	args := []string{"--name", "two-" + topic, "--topics", topic, "--timing.session_timeout", "3s"}
-	a, b = startKmirror(t, source, mirror, args...), startKmirror(t, source, mirror, args...)
+	a, b = testbed.Start(t, source, mirror, args...), testbed.Start(t, source, mirror, args...)
 	return a, b
 }
 
 // wantShared waits until all partitions are owned, each by one of the instances, and each of these owns share of them.
-func wantShared(t testing.TB, partitions, share int, instances ...*instance) {
+func wantShared(t testing.TB, partitions, share int, instances ...*testbed.Instance) {
 	t.Helper()
 	began := time.Now()
 	kafkatest.Eventually(t, time.Minute, func() error {
 		owner := map[int32]int{}
 		for i, in := range instances {
-			status, err := in.status()
+			status, err := in.AskStatus()
 			if err != nil {
 				return err
 			}
@@ -48,20 +49,20 @@ func wantShared(t testing.TB, partitions, share int, instances ...*instance) {
 // TestTwoInstancesUnderChaos: either of two instances is killed and frozen for longer than the group's session timeout at random moments;
 // the other takes over, and the one that thaws finds its partitions in other hands. The result is as in TestExactlyOnceUnderChaos.
 func TestTwoInstancesUnderChaos(t *testing.T) {
-	seed := newSeed(t)
+	seed := testbed.NewSeed(t)
 	source, mirror := kafkatest.Shared(t)
 	const topic, partitions = "shared", 6
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
 	a, b := twoInstances(t, source, mirror, topic)
 	wantShared(t, partitions, partitions/2, a, b)
 	both := append(a.Seeds(), b.Seeds()...)
-	l := startLedger(t, topic, ledgerOptions{writers: 4, perSecond: 2000, size: 120, from: time.Now()}, both, append(b.Seeds(), a.Seeds()...))
-	l.waitAcks(2000)
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 4, PerSecond: 2000, Size: 120, From: time.Now()}, both, append(b.Seeds(), a.Seeds()...))
+	l.WaitAcks(2000)
 
 	c := &chaos{t: t, seed: seed, began: time.Now()}
 	p := pace{kills: 4, freezes: 3, after: [2]time.Duration{time.Second, 6 * time.Second}, dead: 6 * time.Second, frozen: 5 * time.Second}
-	c.act("a", p, a.victim("a"))
-	c.act("b", p, b.victim("b"))
+	c.act("a", p, instanceVictim(t, "a", a))
+	c.act("b", p, instanceVictim(t, "b", b))
 	c.running.Wait()
 	if t.Failed() {
 		return
@@ -71,20 +72,20 @@ func TestTwoInstancesUnderChaos(t *testing.T) {
 	// Each in turn goes for good, first by a crash, then frozen; the other has everything.
 	a.Kill()
 	wantShared(t, partitions, partitions, b)
-	l.waitAcks(2000)
+	l.WaitAcks(2000)
 	a.Start()
 	wantShared(t, partitions, partitions/2, a, b)
 	b.Freeze()
 	wantShared(t, partitions, partitions, a)
-	l.waitAcks(2000)
+	l.WaitAcks(2000)
 	b.Thaw()
 	wantShared(t, partitions, partitions/2, a, b)
 
-	l.stop()
+	l.Stop()
 	began := time.Now()
 	settled(t, a, began)
 	settled(t, b, began)
-	l.check(source, mirror, kafkatest.SameOffsets())
+	l.Check(source, mirror, kafkatest.SameOffsets())
 	before := fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic))
 	a.Stop()
 	b.Kill()

@@ -11,54 +11,34 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // relayedCluster is a cluster as seen through a relay.
 type relayedCluster struct {
 	*kafkatest.RealCluster
-	*relay
+	*testbed.Relay
 }
 
-func (c relayedCluster) Seeds() []string { return []string{c.relay.addr()} }
-
-// waitLive waits until every partition of topic is live.
-func waitLive(t testing.TB, in *instance, topic string, partitions int) {
-	t.Helper()
-	kafkatest.Eventually(t, 30*time.Second, func() error {
-		status := in.Status().Mirror
-		if status == nil {
-			return fmt.Errorf("no mirror in the status")
-		}
-		live := 0
-		for _, s := range status.Streams {
-			if s.Topic == topic && s.State == "live" {
-				live++
-			}
-		}
-		if live != partitions {
-			return fmt.Errorf("%d of %d partitions of %s are live: %+v", live, partitions, topic, status.Streams)
-		}
-		return nil
-	})
-}
+func (c relayedCluster) Seeds() []string { return []string{c.Relay.Addr()} }
 
 // TestMirrorAsItArrives: with all writers on the proxy, what the source acknowledged is on the mirror at once and at the same offset,
 // and the source serves not one Fetch for it. The relay in front of the source is the witness.
 func TestMirrorAsItArrives(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	const partitions = 4
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	behind := relayedCluster{source, newRelay(t, source)}
-	in := startKmirror(t, behind, mirror, "--topics", topic)
-	waitLive(t, in, topic, partitions)
-	served, fetches := behind.total(kmsg.Fetch), in.Metrics()["kmirror_forwarder_fetches_total"]
+	behind := relayedCluster{source, testbed.NewRelay(t, source)}
+	in := testbed.Start(t, behind, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, partitions)
+	served, fetches := behind.Total(kmsg.Fetch), in.Metrics()["kmirror_forwarder_fetches_total"]
 
 	for _, name := range []string{"first", "second"} {
-		write(t, in.Seeds(), topic, name, 20_000)
+		testbed.Write(t, in.Seeds(), topic, name, 20_000)
 	}
 	for _, codec := range []kgo.CompressionCodec{kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression()} {
-		write(t, in.Seeds(), topic, fmt.Sprintf("codec%v", codec), 2_000, kgo.ProducerBatchCompression(codec))
+		testbed.Write(t, in.Seeds(), topic, fmt.Sprintf("codec%v", codec), 2_000, kgo.ProducerBatchCompression(codec))
 	}
 	kafkatest.Tool(t, performance, "--topic", topic, "--num-records", "20000", "--record-size", "200", "--throughput", "10000",
 		"--producer-props", "bootstrap.servers="+in.Seeds()[0], "compression.type=lz4") // names topics by ID
@@ -66,21 +46,21 @@ func TestMirrorAsItArrives(t *testing.T) {
 	in.WaitCaughtUp(30 * time.Second)
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
 
-	if got := behind.total(kmsg.Fetch) - served; got != 0 {
+	if got := behind.Total(kmsg.Fetch) - served; got != 0 {
 		t.Errorf("the source served %d Fetch requests while all writers used the proxy, want 0", got)
 	}
 	if got := in.Metrics()["kmirror_forwarder_fetches_total"] - fetches; got != 0 {
 		t.Errorf("kmirror_forwarder_fetches_total grew by %v, want 0", got)
 	}
-	waitLive(t, in, topic, partitions)
-	if n := behind.total(kmsg.Produce); n == 0 {
+	testbed.WaitLive(t, in, topic, partitions)
+	if n := behind.Total(kmsg.Produce); n == 0 {
 		t.Error("no Produce went through the relay: it is no witness")
 	}
 
 	// What bypasses the proxy must be fetched: the counters count.
-	write(t, source.Seeds(), topic, "bypass", 100)
+	testbed.Write(t, source.Seeds(), topic, "bypass", 100)
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
-	if got := behind.total(kmsg.Fetch) - served; got == 0 {
+	if got := behind.Total(kmsg.Fetch) - served; got == 0 {
 		t.Error("records that bypassed the proxy arrived without a Fetch through the relay: it is no witness")
 	}
 }
@@ -90,7 +70,7 @@ func arrival(t testing.TB, seeds []string, mirror kafkatest.Cluster, topic strin
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	writer := newWriter(t, seeds, topic, kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	writer := testbed.NewWriter(t, seeds, topic, kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	end := kafkatest.LogOffsets(t, mirror, topic)[0].End
 	kafkatest.Eventually(t, 30*time.Second, func() error { // what was written before must not count
 		now := kafkatest.LogOffsets(t, mirror, topic)[0].End
@@ -103,7 +83,7 @@ func arrival(t testing.TB, seeds []string, mirror kafkatest.Cluster, topic strin
 	reader := mirror.Client(t, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().At(end)}}), kgo.FetchMaxWait(10*time.Second))
 	var times []time.Duration
 	for i := range n {
-		r := numbered("timed", i)
+		r := testbed.Numbered("timed", i)
 		if err := writer.ProduceSync(ctx, r).FirstErr(); err != nil {
 			t.Fatal(err)
 		}
@@ -117,5 +97,5 @@ func arrival(t testing.TB, seeds []string, mirror kafkatest.Cluster, topic strin
 		}
 		times = append(times, time.Since(acked))
 	}
-	return quantiles(times)
+	return testbed.Quantiles(times)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestExactlyOnceWithOldData is TestExactlyOnceUnderChaos with what makes Kafka's idempotent producers forgetful: the records are three
@@ -15,27 +16,27 @@ import (
 // forwarder's goOn, case st.found && !r.job.have instead of case st.found), nothing is missing but 96,102 of 188,260 records are on the
 // mirror twice or more, with -seed 7382161971644259567.
 func TestExactlyOnceWithOldData(t *testing.T) {
-	seed := newSeed(t)
+	seed := testbed.NewSeed(t)
 	source, _ := kafkatest.Shared(t)
 	mirror := kafkatest.Real(t, kafkatest.Brokers(3), kafkatest.Config("min.insync.replicas", "2"),
 		kafkatest.Config("producer.id.expiration.check.interval.ms", "1000"))
 	const topic, partitions = "old-data", 6
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic, "--topics.replication_factor", "3")
-	l := startLedger(t, topic, ledgerOptions{writers: 4, perSecond: 2000, size: 120, from: time.Now().Add(-3 * 24 * time.Hour)}, in.Seeds())
-	l.waitAcks(2000)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--topics.replication_factor", "3")
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 4, PerSecond: 2000, Size: 120, From: time.Now().Add(-3 * 24 * time.Hour)}, in.Seeds())
+	l.WaitAcks(2000)
 
 	c := &chaos{t: t, seed: seed, began: time.Now()}
-	c.act("kmirror", pace{kills: 8, after: [2]time.Duration{time.Second, 8 * time.Second}, dead: time.Second}, in.victim("kmirror"))
+	c.act("kmirror", pace{kills: 8, after: [2]time.Duration{time.Second, 8 * time.Second}, dead: time.Second}, instanceVictim(t, "kmirror", in))
 	c.act("mirror", pace{kills: 6, after: [2]time.Duration{time.Second, 5 * time.Second}, dead: 2 * time.Second}, brokerVictims(t, "mirror", mirror)...)
 	c.running.Wait()
 	if t.Failed() {
 		return
 	}
-	l.waitAcks(4000)
-	l.stop()
+	l.WaitAcks(4000)
+	l.Stop()
 	settled(t, in, time.Now())
-	l.check(source, mirror, kafkatest.SameOffsets())
+	l.Check(source, mirror, kafkatest.SameOffsets())
 	wantNotMore(t, source, mirror, topic)
 	idleRestarts(t, in, mirror, topic, 2)
 }

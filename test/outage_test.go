@@ -13,10 +13,11 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
-// outageLength is longer than kmirror waits for an answer, so that frozen requests time out.
-const outageLength = 20 * time.Second
+// shortOutage is longer than kmirror waits for an answer, so that frozen requests time out.
+const shortOutage, longOutage = 20 * time.Second, time.Minute
 
 // maxOutageLines is what an outage may write to the log: a few lines for each connection and cluster, none for each batch or try.
 const maxOutageLines = 30
@@ -28,48 +29,49 @@ func TestMirrorOutage(t *testing.T) {
 	mirror := kafkatest.Real(t)
 	broker := mirror.Broker(1)
 	const memory, spare = 16 << 20, 100 << 20
-	in := startKmirror(t, source, mirror, "--topics", "/outage-.*/", "--mirror_memory", "16MiB")
+	in := testbed.Start(t, source, mirror, "--topics", "/outage-.*/", "--mirror_memory", "16MiB")
 
 	for _, outage := range []struct {
 		name       string
+		length     time.Duration
 		begin, end func(t *testing.T)
 	}{
-		{"down", func(t *testing.T) { broker.Kill(t) }, func(t *testing.T) { broker.Start(t) }},
-		{"silent", func(t *testing.T) { broker.Stop(t); beSilent(t, broker.Addr) }, nil},
-		{"frozen", func(t *testing.T) { broker.Freeze(t) }, func(t *testing.T) { broker.Thaw(t) }},
+		{"down", longOutage, func(t *testing.T) { broker.Kill(t) }, func(t *testing.T) { broker.Start(t) }},
+		{"silent", shortOutage, func(t *testing.T) { broker.Stop(t); beSilent(t, broker.Addr) }, nil},
+		{"frozen", shortOutage, func(t *testing.T) { broker.Freeze(t) }, func(t *testing.T) { broker.Thaw(t) }},
 	} {
 		t.Run(outage.name, func(t *testing.T) {
 			topic := "outage-" + outage.name
 			kafkatest.CreateTopic(t, source, topic, 4, 1)
-			waitLive(t, in, topic, 4)
+			testbed.WaitLive(t, in, topic, 4)
 			peak := watchMemory(t, in)
-			l := startLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
-			l.waitAcked(4000)
-			t.Logf("acknowledgements with the mirror up: %s", l.since(0))
-			mark, lines, before := l.mark(), strings.Count(in.Log(), "\n"), in.Metrics()
+			l := testbed.StartLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
+			l.WaitAcked(4000)
+			t.Logf("acknowledgements with the mirror up: %s", l.Since(0))
+			mark, lines, before := l.Mark(), strings.Count(in.Log(), "\n"), in.Metrics()
 			t.Run("outage", func(t *testing.T) { // what begin sets up for cleaning ends with it
 				outage.begin(t)
 				select {
 				case <-t.Context().Done():
-				case <-time.After(outageLength): // the length of the outage, not a wait for something
+				case <-time.After(outage.length): // the length of the outage, not a wait for something
 				}
 			})
-			t.Logf("acknowledgements during the outage: %s", l.since(mark))
+			t.Logf("acknowledgements during the outage: %s", l.Since(mark))
 			if outage.end != nil {
 				outage.end(t)
 			} else {
 				broker.Start(t)
 			}
-			l.waitAcked(4000)
+			l.WaitAcked(4000)
 			for _, held := range []string{"go_goroutines", "process_open_fds"} { // case C31: no try leaves anything behind
 				if got := in.Metrics()[held]; got > before[held]+10 {
 					t.Errorf("%s = %v after the outage, %v before", held, got, before[held])
 				}
 			}
-			l.stop()
+			l.Stop()
 			in.WaitCaughtUp(time.Minute)
 			kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
-			waitLive(t, in, topic, 4)
+			testbed.WaitLive(t, in, topic, 4)
 			if n := strings.Count(in.Log(), "\n") - lines; n == 0 || n > maxOutageLines {
 				t.Errorf("%d log lines tell of the outage, want some that a person reads, %d at most:\n%s", n, maxOutageLines, in.LogTail(n))
 			}
@@ -87,13 +89,13 @@ func TestMirrorOutage(t *testing.T) {
 func TestSourceOutage(t *testing.T) {
 	source := kafkatest.Real(t)
 	_, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 3, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic, "--timing.session_timeout", "3s")
-	waitLive(t, in, topic, 3)
-	l := startLoad(t, in.Seeds(), topic, 3, 1000, 100)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--timing.session_timeout", "3s")
+	testbed.WaitLive(t, in, topic, 3)
+	l := testbed.StartLoad(t, in.Seeds(), topic, 3, 1000, 100)
 	for _, end := range []func(testing.TB){source.Broker(1).Stop, source.Broker(1).Kill} {
-		l.waitAcked(1000)
+		l.WaitAcked(1000)
 		end(t)
 		kafkatest.Eventually(t, 30*time.Second, func() error { // kmirror has noticed, and is no member any more
 			if member := in.Metrics()["kmirror_forwarder_group_member"]; member != 0 {
@@ -102,33 +104,33 @@ func TestSourceOutage(t *testing.T) {
 			return nil
 		})
 		source.Broker(1).Start(t)
-		l.waitAcked(1000)
+		l.WaitAcked(1000)
 	}
-	l.stop()
+	l.Stop()
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
-	waitLive(t, in, topic, 3)
+	testbed.WaitLive(t, in, topic, 3)
 }
 
 // TestSlowMirror is guarantee G1 with a mirror that is there, but slower than the producers: they don't notice, memory stays within its
 // bound, and once there is room the mirror has everything.
 func TestSlowMirror(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 4, 1)
-	narrow := relayedCluster{mirror, newRelay(t, mirror)}
-	in := startKmirror(t, source, narrow, "--topics", topic, "--mirror_memory", "16MiB")
-	waitLive(t, in, topic, 4)
+	narrow := relayedCluster{mirror, testbed.NewRelay(t, mirror)}
+	in := testbed.Start(t, source, narrow, "--topics", topic, "--mirror_memory", "16MiB")
+	testbed.WaitLive(t, in, topic, 4)
 	peak := watchMemory(t, in)
-	l := startLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
-	l.waitAcked(2000)
-	t.Logf("acknowledgements with room: %s", l.since(0))
-	mark := l.mark()
-	narrow.perSecond.Store(1 << 20) // of about 8 MiB a second that are written
-	l.waitAcked(20_000)
-	t.Logf("acknowledgements without: %s", l.since(mark))
-	narrow.perSecond.Store(0)
-	l.stop()
+	l := testbed.StartLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
+	l.WaitAcked(2000)
+	t.Logf("acknowledgements with room: %s", l.Since(0))
+	mark := l.Mark()
+	narrow.PerSecond.Store(1 << 20) // of about 8 MiB a second that are written
+	l.WaitAcked(20_000)
+	t.Logf("acknowledgements without: %s", l.Since(mark))
+	narrow.PerSecond.Store(0)
+	l.Stop()
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
 	if got := peak(); got > 116<<20 {
@@ -139,7 +141,7 @@ func TestSlowMirror(t *testing.T) {
 }
 
 // maxDialed is how many connections an outage may cost: one a second, and those that there were before.
-const maxDialed = int(outageLength/time.Second) + 10
+const maxDialed = int(shortOutage/time.Second) + 10
 
 // beSilent accepts connections to addr until the test ends, and never answers. It fails the test if there are too many tries.
 func beSilent(t testing.TB, addr string) {
@@ -178,7 +180,7 @@ func beSilent(t testing.TB, addr string) {
 }
 
 // watchMemory samples kmirror's resident memory until the returned function is called for the largest.
-func watchMemory(t testing.TB, in *instance) (peak func() int64) {
+func watchMemory(t testing.TB, in *testbed.Instance) (peak func() int64) {
 	var most atomic.Int64
 	stop := make(chan struct{})
 	var wg sync.WaitGroup

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // rawConn speaks Kafka's protocol frame by frame, so that a test decides about every byte.
@@ -48,7 +49,7 @@ func (c *rawConn) send(req kmsg.Request) int32 {
 func (c *rawConn) receive() (int32, []byte) {
 	c.t.Helper()
 	c.conn.SetReadDeadline(time.Now().Add(15 * time.Second))
-	frame, err := readFrame(c.conn)
+	frame, err := testbed.ReadFrame(c.conn)
 	if err != nil {
 		c.t.Fatalf("no answer: %v", err)
 	}
@@ -83,8 +84,8 @@ func (c *rawConn) apiVersions(version int16) *kmsg.ApiVersionsResponse {
 // TestVersionsOfTomorrow is case C01: a client that opens with a version nobody knows is refused as a broker would, and goes on.
 func TestVersionsOfTomorrow(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
-	in := startKmirror(t, source, mirror, "--topics", topic)
+	topic := testbed.TopicName(t)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
 
 	c := dialRaw(t, in.Seeds()[0])
 	if _, err := c.conn.Write([]byte{0, 0, 0, 12, 0, 18, 0, 99, 0, 0, 0, 5, 0, 1, 'x', 0}); err != nil {
@@ -116,15 +117,15 @@ func TestVersionsOfTomorrow(t *testing.T) {
 	}
 	wantServed(t, in, through)
 
-	if _, err := kadm.NewClient(newWriter(t, in.Seeds(), "")).CreateTopic(t.Context(), 1, 1, nil, topic); err != nil {
+	if _, err := kadm.NewClient(testbed.NewWriter(t, in.Seeds(), "")).CreateTopic(t.Context(), 1, 1, nil, topic); err != nil {
 		t.Fatal(err)
 	}
-	write(t, in.Seeds(), topic, "uncapped", 10, kgo.MaxVersions(nil))
+	testbed.Write(t, in.Seeds(), topic, "uncapped", 10, kgo.MaxVersions(nil))
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
 }
 
 // wantServed asks with every offered version of the requests whose answers name brokers: each must name the proxy.
-func wantServed(t *testing.T, in *instance, offered *kmsg.ApiVersionsResponse) {
+func wantServed(t *testing.T, in *testbed.Instance, offered *kmsg.ApiVersionsResponse) {
 	wantHost, wantPort, _ := net.SplitHostPort(in.BrokerAddr(1))
 	wantAddress := func(what string, host string, port int32) {
 		t.Helper()
@@ -186,10 +187,10 @@ func oneRecord(value string) []byte {
 // TestAcksMixedOnOneConnection is case C07 (c): exactly one answer for acks=1 and acks=all, none for acks=0, in the order of the requests.
 func TestAcksMixedOnOneConnection(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 1)
 	c := dialRaw(t, in.BrokerAddr(1))
 	const requests, depth = 1000, 5
 	var waiting []int32
@@ -230,14 +231,14 @@ func TestAcksMixedOnOneConnection(t *testing.T) {
 // TestFireAndForget is case C07 (a) and (b): no answer is waited for where none comes, and a client that closes at once loses nothing.
 func TestFireAndForget(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 3, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 3)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 3)
 	t.Run("short runs", func(t *testing.T) {
 		const runs, each = 200, 50
 		for i := range runs {
-			write(t, in.Seeds(), topic, fmt.Sprintf("run%d", i), each, withAcks(kgo.NoAck())...)
+			testbed.Write(t, in.Seeds(), topic, fmt.Sprintf("run%d", i), each, testbed.WithAcks(kgo.NoAck())...)
 		}
 		kafkatest.Eventually(t, 30*time.Second, func() error {
 			total := int64(0)

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // unusualRecords are what producers send that copies tend to change: nulls, empties, all byte values, headers twice, old timestamps.
@@ -43,15 +44,15 @@ func unusualRecords() (records []*kgo.Record) {
 // TestRecordsAsTheyWereSent: live and from the log, in one batch and one by one, every field of a record arrives as it was sent.
 func TestRecordsAsTheyWereSent(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	in := startKmirror(t, source, mirror, "--topics", "/as-sent-.*/")
+	in := testbed.Start(t, source, mirror, "--topics", "/as-sent-.*/")
 	for _, kind := range []string{"CreateTime", "LogAppendTime"} {
 		t.Run(kind, func(t *testing.T) {
 			topic := "as-sent-" + strings.ToLower(kind)
 			kafkatest.CreateTopic(t, source, topic, 2, 1, "message.timestamp.type", kind, "retention.ms", "-1")
-			waitLive(t, in, topic, 2)
+			testbed.WaitLive(t, in, topic, 2)
 			for _, seeds := range [][]string{in.Seeds(), source.Seeds()} {
 				for _, linger := range []time.Duration{0, 50 * time.Millisecond} {
-					cl := newWriter(t, seeds, topic, kgo.ProducerLinger(linger))
+					cl := testbed.NewWriter(t, seeds, topic, kgo.ProducerLinger(linger))
 					if err := cl.ProduceSync(t.Context(), unusualRecords()...).FirstErr(); err != nil {
 						t.Fatal(err)
 					}
@@ -80,20 +81,20 @@ func TestRecordsAsTheyWereSent(t *testing.T) {
 // TestLargeRecords: a topic that takes large records takes them on the mirror too, without a setting of kmirror's.
 func TestLargeRecords(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 2, 1, "max.message.bytes", "10000000")
-	in := startKmirror(t, source, mirror, "--topics", topic, "--mirror_memory", "32MiB")
-	waitLive(t, in, topic, 2)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--mirror_memory", "32MiB")
+	testbed.WaitLive(t, in, topic, 2)
 	large := bytes.Repeat([]byte("0123456789abcdef"), 400_000) // 6.4 MB
 	for _, seeds := range [][]string{in.Seeds(), source.Seeds()} {
-		write(t, seeds, topic, "small", 100)
-		cl := newWriter(t, seeds, topic, kgo.ProducerBatchMaxBytes(9_000_000), kgo.ProducerBatchCompression(kgo.NoCompression()))
+		testbed.Write(t, seeds, topic, "small", 100)
+		cl := testbed.NewWriter(t, seeds, topic, kgo.ProducerBatchMaxBytes(9_000_000), kgo.ProducerBatchCompression(kgo.NoCompression()))
 		for range 3 {
 			if err := cl.ProduceSync(t.Context(), &kgo.Record{Key: []byte("large"), Value: large}).FirstErr(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		write(t, seeds, topic, "small again", 100)
+		testbed.Write(t, seeds, topic, "small again", 100)
 		kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
 	}
 }
@@ -101,17 +102,17 @@ func TestLargeRecords(t *testing.T) {
 // TestStartLatest: a stream that starts at the end has what came after its birth, over restarts too, and nothing from before.
 func TestStartLatest(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 2, 1)
-	write(t, source.Seeds(), topic, "before", 1000)
-	in := startKmirror(t, source, mirror, "--topics", topic, "--topics.start", "latest")
-	waitLive(t, in, topic, 2)
-	write(t, in.Seeds(), topic, "after", 100)
+	testbed.Write(t, source.Seeds(), topic, "before", 1000)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--topics.start", "latest")
+	testbed.WaitLive(t, in, topic, 2)
+	testbed.Write(t, in.Seeds(), topic, "after", 100)
 	in.WaitCaughtUp(30 * time.Second)
 	in.Kill()
-	write(t, source.Seeds(), topic, "down", 100)
+	testbed.Write(t, source.Seeds(), topic, "down", 100)
 	in.Start()
-	write(t, in.Seeds(), topic, "again", 100)
+	testbed.Write(t, in.Seeds(), topic, "again", 100)
 	in.WaitCaughtUp(30 * time.Second)
 	want, got := map[string]int{}, map[string]int{}
 	for _, prefix := range []string{"after", "down", "again"} {
@@ -132,33 +133,33 @@ func TestStartLatest(t *testing.T) {
 // TestTransactions: what was committed arrives, what was aborted doesn't, in the order of the source; others in the topic aren't held up.
 func TestTransactions(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 2, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 2)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	transact := func(t *testing.T) {
 		t.Helper()
-		cl := newWriter(t, in.Seeds(), topic, kgo.TransactionalID(topic))
+		cl := testbed.NewWriter(t, in.Seeds(), topic, kgo.TransactionalID(topic))
 		defer cl.Close()
 		for i := range 20 {
 			err := cl.BeginTransaction()
 			for n := range 10 {
-				cl.Produce(ctx, numbered(fmt.Sprintf("txn%d", i), n), nil)
+				cl.Produce(ctx, testbed.Numbered(fmt.Sprintf("txn%d", i), n), nil)
 			}
 			err = errors.Join(err, cl.Flush(ctx), cl.EndTransaction(ctx, kgo.TransactionEndTry(i%3 != 0)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, in.Seeds(), topic, fmt.Sprintf("plain%d", i), 5)
+			testbed.Write(t, in.Seeds(), topic, fmt.Sprintf("plain%d", i), 5)
 		}
 	}
 	transact(t)
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.ReadCommitted())
 	for range 2 { // and the numbering behind the holes is found again
 		in.Kill()
-		write(t, source.Seeds(), topic, "down", 100)
+		testbed.Write(t, source.Seeds(), topic, "down", 100)
 		in.Start()
 		transact(t)
 		in.WaitCaughtUp(time.Minute)

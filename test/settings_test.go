@@ -10,18 +10,19 @@ import (
 	"time"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestServerLists is case C33: blanks and dead servers in the list delay nothing, and are named.
 func TestServerLists(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
 	closed := fmt.Sprintf("127.0.0.1:%d", kafkatest.PortBlock(t, 1))
 	const unresolvable = "no-such-host.invalid:9092"
 	t.Run("one good", func(t *testing.T) {
-		in := startKmirror(t, source, mirror, "--topics", topic, "--source", fmt.Sprintf(" %s , %s, %s ,", unresolvable, closed, source.Seeds()[0]))
-		write(t, in.Seeds(), topic, "good", 10)
+		in := testbed.Start(t, source, mirror, "--topics", topic, "--source", fmt.Sprintf(" %s , %s, %s ,", unresolvable, closed, source.Seeds()[0]))
+		testbed.Write(t, in.Seeds(), topic, "good", 10)
 		kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
 		for _, dead := range []string{unresolvable, closed} {
 			if n := countLines(in.Log(), "bootstrap broker can't be reached", dead); n != 1 {
@@ -32,7 +33,7 @@ func TestServerLists(t *testing.T) {
 	t.Run("none good", func(t *testing.T) {
 		base := kafkatest.PortBlock(t, 1)
 		begun := time.Now()
-		code, out := runKmirror(t, "proxy", "--source", unresolvable+","+closed, "--mirror", mirror.Seeds()[0],
+		code, out := testbed.Run(t, "proxy", "--source", unresolvable+","+closed, "--mirror", mirror.Seeds()[0],
 			"--listen", fmt.Sprintf("127.0.0.1:%d", base), "--admin.listen=", "--topics", topic)
 		if code == 0 || time.Since(begun) > 40*time.Second {
 			t.Errorf("exit code %d after %v, want a failure within half a minute", code, time.Since(begun))
@@ -73,7 +74,7 @@ func TestMistakesEndTheStart(t *testing.T) {
 			if err := os.WriteFile(file, []byte(mistake.text+"proxy: {listen: \""+listen+"\"}\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			code, out := runKmirror(t, "proxy", "--config", file)
+			code, out := testbed.Run(t, "proxy", "--config", file)
 			if code == 0 || !strings.Contains(out, mistake.want) || strings.Contains(out, "proxy listens") {
 				t.Errorf("exit code %d, want a failure that names %s before it listens:\n%s", code, mistake.want, out)
 			}
@@ -85,11 +86,11 @@ func TestMistakesEndTheStart(t *testing.T) {
 func TestMirrorDownAtStart(t *testing.T) {
 	source, _ := kafkatest.Shared(t)
 	mirror := kafkatest.Real(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 2, 1)
 	mirror.Stop(t)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	write(t, in.Seeds(), topic, "early", 1000)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.Write(t, in.Seeds(), topic, "early", 1000)
 	mirror.Start(t)
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
@@ -100,7 +101,7 @@ func TestReadyOnlyWithAllBrokers(t *testing.T) {
 	source := kafkatest.Real(t)
 	_, mirror := kafkatest.Shared(t)
 	source.Stop(t)
-	in := newInstance(t, source, mirror, "--topics", topicName(t))
+	in := testbed.New(t, source, mirror, "--topics", testbed.TopicName(t))
 	if err := in.Launch(); err != nil {
 		t.Fatal(err)
 	}

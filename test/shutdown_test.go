@@ -13,33 +13,34 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestShutdownUnderLoad: SIGTERM in the middle of a load loses nothing, commits the checkpoint and exits 0; a new instance on the same
 // ports goes on, and producers see no error at all.
 func TestShutdownUnderLoad(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	const partitions = 4
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, partitions)
-	l := startLoad(t, in.Seeds(), topic, 4, 2000, 200)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, partitions)
+	l := testbed.StartLoad(t, in.Seeds(), topic, 4, 2000, 200)
 	for range 3 {
-		l.waitAcked(2000)
+		l.WaitAcked(2000)
 		if code := in.Stop(); code != 0 {
 			t.Errorf("exit code after SIGTERM = %d, want 0", code)
 		}
 		wantCommitted(t, source, mirror, in, topic)
 		in.Start()
 	}
-	l.waitAcked(2000)
-	l.stop()
+	l.WaitAcked(2000)
+	l.Stop()
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
 }
 
 // wantCommitted fails unless the checkpoint on the source says exactly what the mirror holds; kmirror isn't running.
-func wantCommitted(t testing.TB, source, mirror kafkatest.Cluster, in *instance, topic string) {
+func wantCommitted(t testing.TB, source, mirror kafkatest.Cluster, in *testbed.Instance, topic string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -78,7 +79,7 @@ func longFetch(t testing.TB, addr, topic string, wait time.Duration) net.Conn {
 }
 
 // waitForwarded waits until the proxy says that n requests are with the brokers.
-func waitForwarded(t testing.TB, in *instance, n float64) {
+func waitForwarded(t testing.TB, in *testbed.Instance, n float64) {
 	t.Helper()
 	kafkatest.Eventually(t, 10*time.Second, func() error {
 		if got := in.Metrics()["kmirror_proxy_requests_in_flight"]; got != n {
@@ -91,15 +92,15 @@ func waitForwarded(t testing.TB, in *instance, n float64) {
 // TestShutdownAnswersWhatWasForwarded: a request that the broker still works on at SIGTERM gets its answer, and then kmirror exits 0.
 func TestShutdownAnswersWhatWasForwarded(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 1)
 	conn := longFetch(t, in.BrokerAddr(1), topic, 3*time.Second)
 	waitForwarded(t, in, 1)
 	in.Signal(syscall.SIGTERM)
 	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-	frame, err := readFrame(conn)
+	frame, err := testbed.ReadFrame(conn)
 	if err != nil {
 		t.Fatalf("the answer to a request that was forwarded before SIGTERM: %v", err)
 	}
@@ -118,10 +119,10 @@ func TestShutdownAnswersWhatWasForwarded(t *testing.T) {
 // TestSecondSignalExitsAtOnce: an operator needn't wait for the grace time.
 func TestSecondSignalExitsAtOnce(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 1)
 	const held = 25 * time.Second // within the proxy's grace time
 	longFetch(t, in.BrokerAddr(1), topic, held)
 	waitForwarded(t, in, 1)

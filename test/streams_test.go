@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestThousandsOfStreams: 2,000 partitions on one pair of brokers, 50 of them busy. Goroutines and connections don't grow with the
@@ -20,10 +21,10 @@ import (
 func TestThousandsOfStreams(t *testing.T) {
 	source, mirror := kafkatest.Real(t), kafkatest.Real(t)
 	const topics, each = 20, 100
-	few := startKmirror(t, source, mirror, "--topics", "many-0")
+	few := testbed.Start(t, source, mirror, "--topics", "many-0")
 	kafkatest.CreateTopic(t, source, "many-0", each, 1)
-	waitLive(t, few, "many-0", each)
-	write(t, few.Seeds(), "many-0", "few", 1000)
+	testbed.WaitLive(t, few, "many-0", each)
+	testbed.Write(t, few.Seeds(), "many-0", "few", 1000)
 	few.WaitCaughtUp(30 * time.Second)
 	goroutines := few.Metrics()["go_goroutines"]
 	few.Stop()
@@ -37,7 +38,7 @@ func TestThousandsOfStreams(t *testing.T) {
 	if _, err := kadm.NewClient(source.Client(t)).CreateTopics(ctx, each, 1, nil, names[1:]...); err != nil {
 		t.Fatal(err)
 	}
-	in := newInstance(t, source, mirror, "--topics", "/many-.*/")
+	in := testbed.New(t, source, mirror, "--topics", "/many-.*/")
 	allLive := func(what string, begin func()) {
 		t.Helper()
 		begun := time.Now()
@@ -52,13 +53,13 @@ func TestThousandsOfStreams(t *testing.T) {
 	}
 	allLive("the first start", in.Start)
 
-	l := startLoad(t, in.Seeds(), "many-7", 4, 1000, 100, kgo.RecordPartitioner(kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
+	l := testbed.StartLoad(t, in.Seeds(), "many-7", 4, 1000, 100, kgo.RecordPartitioner(kgo.BasicConsistentPartitioner(func(string) func(*kgo.Record, int) int {
 		n := 0
 		return func(*kgo.Record, int) int { n++; return n % 50 }
 	})))
-	l.waitAcked(3000)
+	l.WaitAcked(3000)
 	busy := in.Metrics()["go_goroutines"]
-	l.stop()
+	l.Stop()
 	in.WaitCaughtUp(time.Minute)
 	for _, name := range []string{"many-7", "many-0", "many-19"} {
 		kafkatest.WaitEqual(t, source, mirror, name, time.Minute, kafkatest.SameOffsets())
@@ -78,13 +79,13 @@ func TestThousandsOfStreams(t *testing.T) {
 	allLive("the mirror's start", func() { mirror.Start(t) })
 	in.Kill()
 	allLive("kill -9", in.Start)
-	write(t, in.Seeds(), "many-7", "restarted", 1000)
+	testbed.Write(t, in.Seeds(), "many-7", "restarted", 1000)
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, "many-7", time.Minute, kafkatest.SameOffsets())
 }
 
 // idleCPU measures the processor time that kmirror takes, in percent of a core.
-func idleCPU(t testing.TB, in *instance, length time.Duration) float64 {
+func idleCPU(t testing.TB, in *testbed.Instance, length time.Duration) float64 {
 	t.Helper()
 	before, begun := cpuTime(t, in.PID()), time.Now()
 	select {

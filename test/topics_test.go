@@ -12,34 +12,35 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestTopicsGrowAndAppear is case C19: new partitions and new topics are mirrored from their first record, each record in its partition.
 func TestTopicsGrowAndAppear(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
-	in := startKmirror(t, source, mirror, "--topics", "/grow\\..*/")
+	in := testbed.Start(t, source, mirror, "--topics", "/grow\\..*/")
 	for _, way := range []struct {
 		name  string
 		seeds []string
 	}{{"proxy", in.Seeds()}, {"bypass", source.Seeds()}} {
 		t.Run(way.name, func(t *testing.T) {
-			adm := kadm.NewClient(newWriter(t, way.seeds, ""))
+			adm := kadm.NewClient(testbed.NewWriter(t, way.seeds, ""))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			first, second := "grow."+way.name+"1", "grow."+way.name+"2"
 			kafkatest.CreateTopic(t, source, first, 2, 1)
-			keyed := startLoad(t, way.seeds, first, 2, 500, 50, kgo.MetadataMinAge(100*time.Millisecond), kgo.MetadataMaxAge(500*time.Millisecond))
-			keyed.waitAcked(200)
+			keyed := testbed.StartLoad(t, way.seeds, first, 2, 500, 50, kgo.MetadataMinAge(100*time.Millisecond), kgo.MetadataMaxAge(500*time.Millisecond))
+			keyed.WaitAcked(200)
 			if _, err := adm.UpdatePartitions(ctx, 6, first); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := adm.CreateTopic(ctx, 3, 1, nil, second); err != nil {
 				t.Fatal(err)
 			}
-			write(t, way.seeds, second, "at-once", 1000)
+			testbed.Write(t, way.seeds, second, "at-once", 1000)
 			writeUnkeyed(t, way.seeds, first, 500)
-			keyed.waitAcked(2000)
-			keyed.stop()
+			keyed.WaitAcked(2000)
+			keyed.Stop()
 			kafkatest.Eventually(t, 30*time.Second, func() error { // the new topic and partitions are on the mirror
 				details, err := kadm.NewClient(mirror.Client(t)).ListTopics(ctx, first, second)
 				if err != nil {
@@ -63,7 +64,7 @@ func TestTopicsGrowAndAppear(t *testing.T) {
 
 func writeUnkeyed(t testing.TB, seeds []string, topic string, n int) {
 	t.Helper()
-	cl := newWriter(t, seeds, topic, kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
+	cl := testbed.NewWriter(t, seeds, topic, kgo.RecordPartitioner(kgo.RoundRobinPartitioner()))
 	defer cl.Close()
 	for i := range n {
 		cl.Produce(t.Context(), &kgo.Record{Value: fmt.Appendf(nil, "unkeyed-%d", i)}, func(_ *kgo.Record, err error) {
@@ -85,17 +86,17 @@ const watchWindow = 8 * time.Second
 func TestDeletedTopics(t *testing.T) {
 	auto := kafkatest.Config("auto.create.topics.enable", "true")
 	source, mirror := kafkatest.Real(t, auto), kafkatest.Real(t, auto)
-	in := startKmirror(t, source, mirror, "--topics", "/del.*/", "--timing.refresh", "1s")
+	in := testbed.Start(t, source, mirror, "--topics", "/del.*/", "--timing.refresh", "1s")
 	ctx := t.Context()
 	onSource, onMirror := kadm.NewClient(source.Client(t)), kadm.NewClient(mirror.Client(t))
 	kafkatest.CreateTopic(t, source, "del1", 3, 1)
 	kafkatest.CreateTopic(t, source, "del2", 3, 1)
-	write(t, in.Seeds(), "del1", "first", 300)
-	write(t, in.Seeds(), "del2", "first", 300)
+	testbed.Write(t, in.Seeds(), "del1", "first", 300)
+	testbed.Write(t, in.Seeds(), "del2", "first", 300)
 	in.WaitCaughtUp(30 * time.Second)
 
 	t.Run("on the source", func(t *testing.T) {
-		if _, err := kadm.NewClient(newWriter(t, in.Seeds(), "")).DeleteTopics(ctx, "del1"); err != nil {
+		if _, err := kadm.NewClient(testbed.NewWriter(t, in.Seeds(), "")).DeleteTopics(ctx, "del1"); err != nil {
 			t.Fatal(err)
 		}
 		kafkatest.Eventually(t, 30*time.Second, func() error {
@@ -135,13 +136,13 @@ func TestDeletedTopics(t *testing.T) {
 		})
 	})
 	t.Run("on the mirror under writes", func(t *testing.T) {
-		l := startLoad(t, in.Seeds(), "del2", 2, 500, 50)
-		l.waitAcked(200)
+		l := testbed.StartLoad(t, in.Seeds(), "del2", 2, 500, 50)
+		l.WaitAcked(200)
 		if _, err := onMirror.DeleteTopics(ctx, "del2"); err != nil {
 			t.Fatal(err)
 		}
-		l.waitAcked(2000)
-		l.stop()
+		l.WaitAcked(2000)
+		l.Stop()
 		// It is made again with the source's partitions, and filled as the start policy says: from the earliest record.
 		kafkatest.WaitEqual(t, source, mirror, "del2", time.Minute, kafkatest.SameOffsets())
 	})
@@ -150,15 +151,15 @@ func TestDeletedTopics(t *testing.T) {
 // TestRecreatedTopics: a topic that is deleted and made again is a new stream, whose records follow the old ones on the mirror.
 func TestRecreatedTopics(t *testing.T) {
 	source, mirror := kafkatest.Real(t), kafkatest.Real(t)
-	in := startKmirror(t, source, mirror, "--topics", "again", "--timing.refresh", "1s")
+	in := testbed.Start(t, source, mirror, "--topics", "again", "--timing.refresh", "1s")
 	kafkatest.CreateTopic(t, source, "again", 3, 1)
-	write(t, in.Seeds(), "again", "first life", 300)
+	testbed.Write(t, in.Seeds(), "again", "first life", 300)
 	in.WaitCaughtUp(30 * time.Second)
 
 	t.Run("while kmirror runs", func(t *testing.T) {
 		before := kafkatest.ReadTopic(t, mirror, "again")
 		recreate(t, source, "again")
-		write(t, in.Seeds(), "again", "second life", 300)
+		testbed.Write(t, in.Seeds(), "again", "second life", 300)
 		in.WaitCaughtUp(time.Minute)
 		follows(t, source, mirror, "again", before)
 	})
@@ -166,7 +167,7 @@ func TestRecreatedTopics(t *testing.T) {
 		before := kafkatest.ReadTopic(t, mirror, "again")
 		in.Stop()
 		recreate(t, source, "again")
-		write(t, source.Seeds(), "again", "third life", 30_000) // longer than the old one: no offset is out of range
+		testbed.Write(t, source.Seeds(), "again", "third life", 30_000) // longer than the old one: no offset is out of range
 		in.Start()
 		in.WaitCaughtUp(time.Minute)
 		follows(t, source, mirror, "again", before)
@@ -239,10 +240,10 @@ func stays(t testing.TB, length time.Duration, check func() error) {
 func TestRecordsDeletedBeforeTheyWereCopied(t *testing.T) {
 	source, _ := kafkatest.Shared(t)
 	mirror := kafkatest.Real(t)
-	topic := topicName(t)
+	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
-	in := startKmirror(t, source, mirror, "--topics", topic)
-	waitLive(t, in, topic, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, 1)
 	adm := kadm.NewClient(source.Client(t))
 	purge := func(t *testing.T, to int64) {
 		t.Helper()
@@ -268,13 +269,13 @@ func TestRecordsDeletedBeforeTheyWereCopied(t *testing.T) {
 			t.Errorf("kmirror_forwarder_lost_records_total = %v, want %v", got, lost)
 		}
 	}
-	write(t, in.Seeds(), topic, "first", 1000)
+	testbed.Write(t, in.Seeds(), topic, "first", 1000)
 	keep("first", 0, 1000)
 	equal(t, 0)
 
 	t.Run("kmirror down", func(t *testing.T) {
 		in.Stop()
-		write(t, source.Seeds(), topic, "purged", 9000)
+		testbed.Write(t, source.Seeds(), topic, "purged", 9000)
 		purge(t, 6000) // offsets [1000, 6000), of which purged-0 to purged-4999
 		in.Start()
 		keep("purged", 5000, 9000)
@@ -284,11 +285,11 @@ func TestRecordsDeletedBeforeTheyWereCopied(t *testing.T) {
 		}
 	})
 	t.Run("mirror down", func(t *testing.T) {
-		write(t, in.Seeds(), topic, "between", 100)
+		testbed.Write(t, in.Seeds(), topic, "between", 100)
 		keep("between", 0, 100)
 		equal(t, 5000)
 		mirror.Stop(t)
-		write(t, in.Seeds(), topic, "backlog", 2000)
+		testbed.Write(t, in.Seeds(), topic, "backlog", 2000)
 		purge(t, 10_100+1500)
 		mirror.Start(t)
 		keep("backlog", 1500, 2000)
@@ -297,9 +298,9 @@ func TestRecordsDeletedBeforeTheyWereCopied(t *testing.T) {
 	t.Run("and restarts", func(t *testing.T) {
 		for i := range 3 {
 			in.Kill()
-			write(t, source.Seeds(), topic, fmt.Sprintf("after%d", i), 50)
+			testbed.Write(t, source.Seeds(), topic, fmt.Sprintf("after%d", i), 50)
 			in.Start()
-			write(t, in.Seeds(), topic, fmt.Sprintf("live%d", i), 50)
+			testbed.Write(t, in.Seeds(), topic, fmt.Sprintf("live%d", i), 50)
 			keep(fmt.Sprintf("after%d", i), 0, 50)
 			keep(fmt.Sprintf("live%d", i), 0, 50)
 			equal(t, 0) // counted by the process that met it

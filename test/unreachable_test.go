@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
 )
 
 // TestUnreachableMirrorLeavesNothingBehind: while the mirror can't be used, each try leaves neither a goroutine nor a socket, dials are
@@ -25,15 +26,15 @@ func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 		t.Run(unreachable.name, func(t *testing.T) {
 			topic := "unreachable-" + unreachable.name
 			kafkatest.CreateTopic(t, source, topic, 4, 1)
-			in := newInstance(t, source, mirror, "--topics", topic, "--mirror_memory", "16MiB")
-			usual := in.args
-			in.args = append(usual[:len(usual):len(usual)], unreachable.args...)
+			in := testbed.New(t, source, mirror, "--topics", topic, "--mirror_memory", "16MiB")
+			usual := in.Args
+			in.Args = append(usual[:len(usual):len(usual)], unreachable.args...)
 			in.Start()
-			l := startLedger(t, topic, ledgerOptions{writers: 4, perSecond: 1000, size: 1000, from: time.Now()}, in.Seeds())
-			l.waitAcks(1000)
+			l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 4, PerSecond: 1000, Size: 1000, From: time.Now()}, in.Seeds())
+			l.WaitAcks(1000)
 			t.Run("unreachable", func(outage *testing.T) { // what begin sets up ends with it
 				if unreachable.begin != nil {
-					waitLive(outage, in, topic, 4)
+					testbed.WaitLive(outage, in, topic, 4)
 					unreachable.begin(outage)
 				}
 				wantSteady(outage, in, l)
@@ -43,20 +44,20 @@ func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 			}
 			if unreachable.args != nil {
 				in.Stop()
-				in.args = usual
+				in.Args = usual
 				in.Start()
 			}
-			l.waitAcks(2000)
-			l.stop()
+			l.WaitAcks(2000)
+			l.Stop()
 			settled(t, in, time.Now())
-			l.check(source, mirror, kafkatest.SameOffsets())
+			l.Check(source, mirror, kafkatest.SameOffsets())
 		})
 	}
 }
 
 // wantSteady watches kmirror for 20 s that begin 10 s from now: goroutines and file descriptors don't grow, the resident memory is
 // bounded, and a broker is dialled once a second at most.
-func wantSteady(t *testing.T, in *instance, l *ledger) {
+func wantSteady(t *testing.T, in *testbed.Instance, l *testbed.Ledger) {
 	t.Helper()
 	const seconds, spare, dialsPerSecond = 20, 10, 1
 	pause(t, 10*time.Second)
@@ -86,7 +87,7 @@ func wantSteady(t *testing.T, in *instance, l *ledger) {
 	if limit := int64(16<<20 + 100<<20); memory > limit {
 		t.Errorf("%d MiB resident, want %d at most", memory>>20, limit>>20)
 	}
-	if n := l.failed.Load(); n > 0 {
+	if n := l.Failed.Load(); n > 0 {
 		t.Errorf("producers saw %d errors", n)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package testbed
 
 import (
 	"bufio"
@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// socketWatch notes which TCP ports a process and its children have connections to, as the kernel tells.
-type socketWatch struct {
+// SocketWatch notes which TCP ports a process and its children have connections to, as the kernel tells.
+type SocketWatch struct {
 	pid   int
 	stop  chan struct{}
 	ended sync.WaitGroup
 	ports map[int]bool // remote ports seen
 }
 
-// watchSockets looks every few milliseconds until done is called. Kafka clients keep their connections for as long as they live; a short
+// WatchSockets looks every few milliseconds until Done is called. Kafka clients keep their connections for as long as they live; a short
 // life may be missed where the machine is busy, so conclusions are drawn from several.
-func watchSockets(pid int) *socketWatch {
-	w := &socketWatch{pid: pid, stop: make(chan struct{}), ports: map[int]bool{}}
+func WatchSockets(pid int) *SocketWatch {
+	w := &SocketWatch{pid: pid, stop: make(chan struct{}), ports: map[int]bool{}}
 	w.ended.Go(func() {
 		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
@@ -42,14 +42,14 @@ func watchSockets(pid int) *socketWatch {
 	return w
 }
 
-// done ends the watch and returns the ports that were seen, ascending.
-func (w *socketWatch) done() []int {
+// Done ends the watch and returns the ports that were seen, ascending.
+func (w *SocketWatch) Done() []int {
 	close(w.stop)
 	w.ended.Wait()
 	return slices.Sorted(maps.Keys(w.ports))
 }
 
-func (w *socketWatch) look() {
+func (w *SocketWatch) look() {
 	inodes := map[string]bool{}
 	for _, pid := range append(childrenOf(w.pid), w.pid) {
 		addSocketInodes(pid, inodes)
@@ -98,8 +98,8 @@ func childrenOf(pid int) (children []int) {
 	return children
 }
 
-// portsOf returns the ports of addresses.
-func portsOf(t testing.TB, addresses []string) (ports []int) {
+// PortsOf returns the ports of addresses.
+func PortsOf(t testing.TB, addresses []string) (ports []int) {
 	t.Helper()
 	for _, address := range addresses {
 		_, text, err := net.SplitHostPort(address)
@@ -112,15 +112,15 @@ func portsOf(t testing.TB, addresses []string) (ports []int) {
 	return ports
 }
 
-// wantOnlyProxy fails if a client had a connection to one of the source's brokers itself, or none to the proxy.
-func wantOnlyProxy(t testing.TB, client string, seen []int, brokers, proxy []string) {
+// WantOnlyProxy fails if a client had a connection to one of the source's brokers itself, or none to the proxy.
+func WantOnlyProxy(t testing.TB, client string, seen []int, brokers, proxy []string) {
 	t.Helper()
-	for _, port := range portsOf(t, brokers) {
+	for _, port := range PortsOf(t, brokers) {
 		if slices.Contains(seen, port) {
 			t.Errorf("%s had a connection to port %d, which is a broker's own", client, port)
 		}
 	}
-	if !slices.ContainsFunc(portsOf(t, proxy), func(port int) bool { return slices.Contains(seen, port) }) {
+	if !slices.ContainsFunc(PortsOf(t, proxy), func(port int) bool { return slices.Contains(seen, port) }) {
 		t.Errorf("%s had connections to ports %v, none of them the proxy's %v", client, seen, proxy)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package testbed
 
 import (
 	"bufio"
@@ -24,10 +24,8 @@ import (
 	"kmirror/internal/kafkatest"
 )
 
-func TestMain(m *testing.M) { kafkatest.Main(m, removeProgram) }
-
 const (
-	readyTimeout = 30 * time.Second
+	ReadyTimeout = 30 * time.Second
 	stopTimeout  = 40 * time.Second // more than kmirror's grace time
 	brokerPorts  = 6                // brokers 0 to 5
 	loggedLines  = 200              // last lines of the log that a failed test shows
@@ -41,15 +39,17 @@ var program struct {
 	err  error
 }
 
-// kmirrorPath builds kmirror and returns where it is.
-func kmirrorPath(t testing.TB) string {
+// Program builds kmirror and returns where it is.
+func Program(t testing.TB) string {
 	t.Helper()
 	program.once.Do(func() {
 		if program.dir, program.err = os.MkdirTemp("", "kmirror-test-bin-"); program.err != nil {
 			return
 		}
 		program.path = filepath.Join(program.dir, "kmirror")
-		out, err := exec.Command("go", "build", "-o", program.path, "../cmd/kmirror").CombinedOutput()
+		build := exec.Command("go", "build", "-o", program.path, "./cmd/kmirror")
+		build.Dir = kafkatest.Root(t)
+		out, err := build.CombinedOutput()
 		if err != nil {
 			program.err = fmt.Errorf("go build: %w\n%s", err, out)
 		}
@@ -60,41 +60,41 @@ func kmirrorPath(t testing.TB) string {
 	return program.path
 }
 
-func removeProgram() {
+func RemoveProgram() {
 	if program.dir != "" {
 		os.RemoveAll(program.dir)
 	}
 }
 
-// instance is kmirror as a process of its own, always on the same ports and under the same name, however often it is
+// Instance is kmirror as a process of its own, always on the same ports and under the same name, however often it is
 // killed and started. It dies with the test. Its methods are for one goroutine at a time, but for PID and RSS.
-type instance struct {
+type Instance struct {
 	t       testing.TB
 	program string
 	name    string
-	args    []string
-	base    int    // bootstrap listener, then the brokers', then the admin listener
-	logFile string // of every start, one after the other
+	Args    []string // of the next start
+	base    int      // bootstrap listener, then the brokers', then the admin listener
+	logFile string   // of every start, one after the other
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	exited chan struct{} // closed once cmd was waited for
 }
 
-// startKmirror starts `kmirror proxy` between two clusters and waits until it is ready. args are further flags, and may
+// Start starts `kmirror proxy` between two clusters and waits until it is ready. args are further flags, and may
 // override those that it chooses.
-func startKmirror(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *instance {
+func Start(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *Instance {
 	t.Helper()
-	in := newInstance(t, source, mirror, args...)
+	in := New(t, source, mirror, args...)
 	in.Start()
 	return in
 }
 
-// newInstance is startKmirror without a start.
-func newInstance(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *instance {
+// New is startKmirror without a start.
+func New(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *Instance {
 	t.Helper()
-	in := &instance{
-		t: t, program: kmirrorPath(t), base: kafkatest.PortBlock(t, brokerPorts+2),
+	in := &Instance{
+		t: t, program: Program(t), base: kafkatest.PortBlock(t, brokerPorts+2),
 		name:    strings.ToLower(strings.NewReplacer("/", "-", "#", "-").Replace(t.Name())),
 		logFile: filepath.Join(t.TempDir(), "kmirror.log"),
 	}
@@ -103,7 +103,7 @@ func newInstance(t testing.TB, source, mirror kafkatest.Cluster, args ...string)
 			in.name = args[i+1]
 		}
 	}
-	in.args = append([]string{
+	in.Args = append([]string{
 		"proxy", "--name", in.name,
 		"--source", strings.Join(source.Seeds(), ","), "--mirror", strings.Join(mirror.Seeds(), ","),
 		"--listen", in.Seeds()[0], "--broker-port-base", strconv.Itoa(in.base + 1), "--admin", in.AdminAddr(),
@@ -118,22 +118,22 @@ func newInstance(t testing.TB, source, mirror kafkatest.Cluster, args ...string)
 }
 
 // Start starts the process and waits until it is ready.
-func (in *instance) Start() {
+func (in *Instance) Start() {
 	in.t.Helper()
 	if err := in.Launch(); err != nil {
 		in.t.Fatal(err)
 	}
-	kafkatest.Eventually(in.t, readyTimeout, in.Ready)
+	kafkatest.Eventually(in.t, ReadyTimeout, in.Ready)
 }
 
 // Launch starts the process and waits for nothing.
-func (in *instance) Launch() error {
+func (in *Instance) Launch() error {
 	log, err := os.OpenFile(in.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o666)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(in.program, in.args...)
+	cmd := exec.Command(in.program, in.Args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := kafkatest.Spawn(cmd); err != nil {
 		return fmt.Errorf("start kmirror: %w", err)
@@ -150,7 +150,7 @@ func (in *instance) Launch() error {
 }
 
 // Ready is nil once /readyz says so.
-func (in *instance) Ready() error {
+func (in *Instance) Ready() error {
 	select {
 	case <-in.exited:
 		return fmt.Errorf("kmirror ended: %v", in.cmd.ProcessState)
@@ -161,7 +161,7 @@ func (in *instance) Ready() error {
 }
 
 // Signal sends a signal to the process.
-func (in *instance) Signal(sig syscall.Signal) {
+func (in *Instance) Signal(sig syscall.Signal) {
 	in.t.Helper()
 	if err := in.cmd.Process.Signal(sig); err != nil {
 		in.t.Errorf("%v for kmirror: %v", sig, err)
@@ -169,20 +169,20 @@ func (in *instance) Signal(sig syscall.Signal) {
 }
 
 // Kill is kill -9. It returns after the process has ended.
-func (in *instance) Kill() {
+func (in *Instance) Kill() {
 	in.t.Helper()
 	in.Signal(syscall.SIGKILL)
 	<-in.exited
 }
 
 // Freeze stops the process as SIGSTOP does: its connections stay open and nothing moves.
-func (in *instance) Freeze() { in.t.Helper(); in.Signal(syscall.SIGSTOP) }
+func (in *Instance) Freeze() { in.t.Helper(); in.Signal(syscall.SIGSTOP) }
 
 // Thaw ends a Freeze.
-func (in *instance) Thaw() { in.t.Helper(); in.Signal(syscall.SIGCONT) }
+func (in *Instance) Thaw() { in.t.Helper(); in.Signal(syscall.SIGCONT) }
 
 // Stop ends the process with SIGTERM and returns its exit code, which the test expects to be 0.
-func (in *instance) Stop() int {
+func (in *Instance) Stop() int {
 	in.t.Helper()
 	in.Signal(syscall.SIGTERM)
 	code := in.Wait(stopTimeout)
@@ -193,7 +193,7 @@ func (in *instance) Stop() int {
 }
 
 // Wait waits for the process to end by itself and returns its exit code.
-func (in *instance) Wait(timeout time.Duration) int {
+func (in *Instance) Wait(timeout time.Duration) int {
 	in.t.Helper()
 	select {
 	case <-in.exited:
@@ -204,7 +204,7 @@ func (in *instance) Wait(timeout time.Duration) int {
 }
 
 // end kills what runs, frozen or not.
-func (in *instance) end() {
+func (in *Instance) end() {
 	if in.cmd != nil {
 		_ = in.cmd.Process.Kill() // it may have ended
 		<-in.exited
@@ -212,21 +212,21 @@ func (in *instance) end() {
 }
 
 // Seeds is what producers bootstrap from.
-func (in *instance) Seeds() []string { return []string{loopback(in.base)} }
+func (in *Instance) Seeds() []string { return []string{Loopback(in.base)} }
 
 // BrokerAddr is the listener that stands for a broker of the source.
-func (in *instance) BrokerAddr(id int32) string { return loopback(in.base + 1 + int(id)) }
+func (in *Instance) BrokerAddr(id int32) string { return Loopback(in.base + 1 + int(id)) }
 
 // AdminAddr is the HOST:PORT of /metrics and the rest.
-func (in *instance) AdminAddr() string { return loopback(in.base + 1 + brokerPorts) }
+func (in *Instance) AdminAddr() string { return Loopback(in.base + 1 + brokerPorts) }
 
 // Group is the consumer group on the source.
-func (in *instance) Group() string { return "kmirror." + in.name }
+func (in *Instance) Group() string { return "kmirror." + in.name }
 
-func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+func Loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // get asks the admin listener; any answer but 200 is an error.
-func (in *instance) get(path string) ([]byte, error) {
+func (in *Instance) get(path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+in.AdminAddr()+path, nil)
@@ -245,24 +245,25 @@ func (in *instance) get(path string) ([]byte, error) {
 	return body, err
 }
 
-// instanceStatus is what tests read of /api/status.
-type instanceStatus struct {
+// State is what tests read of /api/status.
+type State struct {
 	Ready    bool              `json:"ready"`
 	NotReady string            `json:"not_ready"`
 	Mirror   *forwarder.Status `json:"mirror"`
 }
 
 // Status asks /api/status.
-func (in *instance) Status() instanceStatus {
+func (in *Instance) Status() State {
 	in.t.Helper()
-	s, err := in.status()
+	s, err := in.AskStatus()
 	if err != nil {
 		in.t.Fatal(err)
 	}
 	return s
 }
 
-func (in *instance) status() (s instanceStatus, err error) {
+// AskStatus is Status for a kmirror that may not be there.
+func (in *Instance) AskStatus() (s State, err error) {
 	body, err := in.get("/api/status")
 	if err == nil {
 		err = json.Unmarshal(body, &s)
@@ -271,7 +272,7 @@ func (in *instance) status() (s instanceStatus, err error) {
 }
 
 // Metrics returns every sample of /metrics by its name with labels, as in kmirror_forwarder_partitions{state="live"}.
-func (in *instance) Metrics() map[string]float64 {
+func (in *Instance) Metrics() map[string]float64 {
 	in.t.Helper()
 	body, err := in.get("/metrics")
 	if err != nil {
@@ -292,22 +293,43 @@ func (in *instance) Metrics() map[string]float64 {
 }
 
 // WaitCaughtUp waits until all that the source holds now is on the mirror, as `kmirror status --until-caught-up` says it.
-func (in *instance) WaitCaughtUp(timeout time.Duration) {
+func (in *Instance) WaitCaughtUp(timeout time.Duration) {
 	in.t.Helper()
-	if code, out := runKmirror(in.t, "status", "--admin", in.AdminAddr(), "--until-caught-up", "--timeout", timeout.String()); code != 0 {
+	if code, out := Run(in.t, "status", "--admin", in.AdminAddr(), "--until-caught-up", "--timeout", timeout.String()); code != 0 {
 		in.t.Fatalf("not caught up within %v: exit code %d\n%s", timeout, code, out)
 	}
 }
 
+// WaitLive waits until every partition of topic is live.
+func WaitLive(t testing.TB, in *Instance, topic string, partitions int) {
+	t.Helper()
+	kafkatest.Eventually(t, 30*time.Second, func() error {
+		status := in.Status().Mirror
+		if status == nil {
+			return fmt.Errorf("no mirror in the status")
+		}
+		live := 0
+		for _, s := range status.Streams {
+			if s.Topic == topic && s.State == "live" {
+				live++
+			}
+		}
+		if live != partitions {
+			return fmt.Errorf("%d of %d partitions of %s are live: %+v", live, partitions, topic, status.Streams)
+		}
+		return nil
+	})
+}
+
 // PID is the process ID of the last start.
-func (in *instance) PID() int {
+func (in *Instance) PID() int {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.cmd.Process.Pid
 }
 
 // RSS is the process's resident memory in bytes, 0 if it isn't running.
-func (in *instance) RSS() int64 {
+func (in *Instance) RSS() int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", in.PID()))
 	if err != nil {
 		return 0
@@ -322,7 +344,7 @@ func (in *instance) RSS() int64 {
 }
 
 // Log is what the process wrote, over all its starts.
-func (in *instance) Log() string {
+func (in *Instance) Log() string {
 	text, err := os.ReadFile(in.logFile)
 	if err != nil {
 		return err.Error()
@@ -331,15 +353,15 @@ func (in *instance) Log() string {
 }
 
 // LogTail returns the last n lines of Log.
-func (in *instance) LogTail(n int) string {
+func (in *Instance) LogTail(n int) string {
 	lines := strings.Split(strings.TrimRight(in.Log(), "\n"), "\n")
 	return fmt.Sprintf("%s, the last of its log:\n%s", in.name, strings.Join(lines[max(0, len(lines)-n):], "\n"))
 }
 
-// runKmirror runs a command of kmirror's to its end.
-func runKmirror(t testing.TB, args ...string) (exitCode int, output string) {
+// Run runs a command of kmirror's to its end.
+func Run(t testing.TB, args ...string) (exitCode int, output string) {
 	t.Helper()
-	out, err := exec.Command(kmirrorPath(t), args...).CombinedOutput()
+	out, err := exec.Command(Program(t), args...).CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode(), string(out)
 	}

@@ -1,4 +1,4 @@
-package test
+package testbed
 
 import (
 	"encoding/binary"
@@ -16,9 +16,9 @@ import (
 	"kmirror/internal/kafkatest"
 )
 
-// relay stands in front of a cluster of one broker and counts the requests that pass, by client ID and API: a witness of what kmirror
+// Relay stands in front of a cluster of one broker and counts the requests that pass, by client ID and API: a witness of what kmirror
 // asks the source for that doesn't rest on kmirror's own counters. It tells clients its own address as the broker's.
-type relay struct {
+type Relay struct {
 	t      testing.TB
 	broker string
 	ln     net.Listener
@@ -30,7 +30,7 @@ type relay struct {
 	conns  map[net.Conn]bool
 	wg     sync.WaitGroup
 
-	perSecond atomic.Int64 // bytes of requests passed on a second, over each connection; 0: as they come
+	PerSecond atomic.Int64 // bytes of requests passed on a second, over each connection; 0: as they come
 }
 
 // requestKind is what requests are counted by.
@@ -44,14 +44,14 @@ type relayed struct {
 	apiKey, version int16
 }
 
-func newRelay(t testing.TB, c kafkatest.Cluster) *relay {
+func NewRelay(t testing.TB, c kafkatest.Cluster) *Relay {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	addr := ln.Addr().(*net.TCPAddr)
-	r := &relay{
+	r := &Relay{
 		t: t, broker: c.Seeds()[0], ln: ln, host: addr.IP.String(), port: int32(addr.Port),
 		counts: map[requestKind]int{}, conns: map[net.Conn]bool{},
 	}
@@ -60,17 +60,17 @@ func newRelay(t testing.TB, c kafkatest.Cluster) *relay {
 	return r
 }
 
-func (r *relay) addr() string { return net.JoinHostPort(r.host, strconv.Itoa(int(r.port))) }
+func (r *Relay) Addr() string { return net.JoinHostPort(r.host, strconv.Itoa(int(r.port))) }
 
-// count is how many requests of one API passed from a client.
-func (r *relay) count(clientID string, key kmsg.Key) int {
+// Count is how many requests of one API passed from a client.
+func (r *Relay) Count(clientID string, key kmsg.Key) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.counts[requestKind{clientID, int16(key)}]
 }
 
-// total is how many requests of one API passed from anyone.
-func (r *relay) total(key kmsg.Key) (n int) {
+// Total is how many requests of one API passed from anyone.
+func (r *Relay) Total(key kmsg.Key) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for kind, count := range r.counts {
@@ -81,7 +81,7 @@ func (r *relay) total(key kmsg.Key) (n int) {
 	return n
 }
 
-func (r *relay) close() {
+func (r *Relay) close() {
 	r.ln.Close()
 	r.mu.Lock()
 	for c := range r.conns {
@@ -93,7 +93,7 @@ func (r *relay) close() {
 }
 
 // keep remembers a connection for close; false once that was called.
-func (r *relay) keep(c net.Conn) bool {
+func (r *Relay) keep(c net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.conns == nil {
@@ -104,7 +104,7 @@ func (r *relay) keep(c net.Conn) bool {
 	return true
 }
 
-func (r *relay) accept() {
+func (r *Relay) accept() {
 	for {
 		client, err := r.ln.Accept()
 		if err != nil {
@@ -121,13 +121,13 @@ func (r *relay) accept() {
 	}
 }
 
-func (r *relay) serve(client, broker net.Conn) {
+func (r *Relay) serve(client, broker net.Conn) {
 	var mu sync.Mutex
 	waiting := map[int32]relayed{}
 	r.wg.Go(func() {
 		defer broker.Close()
 		for {
-			frame, err := readFrame(client)
+			frame, err := ReadFrame(client)
 			if err != nil {
 				return
 			}
@@ -138,7 +138,7 @@ func (r *relay) serve(client, broker net.Conn) {
 			mu.Lock()
 			waiting[correlationID] = relayed{kind.apiKey, version}
 			mu.Unlock()
-			if limit := r.perSecond.Load(); limit > 0 {
+			if limit := r.PerSecond.Load(); limit > 0 {
 				time.Sleep(time.Duration(len(frame)) * time.Second / time.Duration(limit)) // a narrow line
 			}
 			if _, err := broker.Write(frame); err != nil {
@@ -149,7 +149,7 @@ func (r *relay) serve(client, broker net.Conn) {
 	r.wg.Go(func() {
 		defer client.Close()
 		for {
-			frame, err := readFrame(broker)
+			frame, err := ReadFrame(broker)
 			if err != nil {
 				return
 			}
@@ -165,8 +165,8 @@ func (r *relay) serve(client, broker net.Conn) {
 	})
 }
 
-// readFrame reads one frame, with its length.
-func readFrame(conn net.Conn) ([]byte, error) {
+// ReadFrame reads one frame, with its length.
+func ReadFrame(conn net.Conn) ([]byte, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(conn, size[:]); err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func readHeader(frame []byte) (kind requestKind, version int16, correlationID in
 }
 
 // readdress names the relay instead of the broker in an answer that carries the broker's address.
-func (r *relay) readdress(request relayed, frame []byte) []byte {
+func (r *Relay) readdress(request relayed, frame []byte) []byte {
 	var resp kmsg.Response
 	switch kmsg.Key(request.apiKey) {
 	case kmsg.Metadata, kmsg.FindCoordinator, kmsg.DescribeCluster:

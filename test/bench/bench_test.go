@@ -55,6 +55,7 @@ func TestBench(t *testing.T) {
 		{"ack-latency", benchLatency},
 		{"replication", benchReplication},
 		{"idle", benchIdle},
+		{"connections", benchConnections},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) { part.run(t, newWorld(t), r) })

@@ -67,6 +67,9 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}()
 	defer client.Close()
 	keepAlive(client)
+	if t, ok := client.(*net.TCPConn); ok {
+		t.SetWriteBuffer(answerBuffer)
+	}
 	c := &conn{s: s, broker: b, client: client, host: s.advertised(client)}
 	if s.o.DownstreamTLS != nil {
 		t, err := handshakeTLS(s.base, client, s.o.DownstreamTLS, s.o.FrameTimeout)
@@ -124,6 +127,10 @@ func (s *Server) advertised(client net.Conn) string {
 	}
 	return client.LocalAddr().(*net.TCPAddr).IP.String()
 }
+
+// answerBuffer bounds what the kernel keeps, in each of two sockets, of answers for a client that doesn't read; it doubles the figure. Left to
+// itself it goes up to several MiB. Brokers bound theirs too, to 100 KiB unless told otherwise (socket.send.buffer.bytes).
+const answerBuffer = 512 << 10
 
 // keepAlive finds peers that vanished without a word within about a minute.
 func keepAlive(c net.Conn) {

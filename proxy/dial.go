@@ -43,6 +43,9 @@ func (s *Server) dial(ctx context.Context, address string) (net.Conn, error) {
 		return nil, err
 	}
 	keepAlive(c)
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetReadBuffer(answerBuffer)
+	}
 	if s.o.UpstreamTLS == nil {
 		return c, nil
 	}

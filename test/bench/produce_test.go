@@ -53,6 +53,11 @@ func startRoutes(t *testing.T, w *world) []route {
 			k.awaitReady(t)
 			return route{bootstrap: k.proxy, topic: plainTopic, process: k.process}
 		}},
+		{"kmirror, tee on", func() route { // it keeps and offers every batch, of a topic that nobody mirrors
+			k := startKmirror(t, w, mirroredTopic)
+			k.awaitReady(t)
+			return route{bootstrap: k.proxy, topic: plainTopic, process: k.process}
+		}},
 		{"kmirror, mirroring", func() route {
 			k := startKmirror(t, w, mirroredTopic)
 			k.awaitReady(t)

@@ -85,16 +85,20 @@ type Topics struct {
 	Include           []string `koanf:"include" help:"topics to mirror: names, or /regular expressions/ of whole names"`
 	Exclude           []string `koanf:"exclude" help:"topics left out, named in the same way"`
 	Start             string   `koanf:"start" help:"where a new topic's copy begins: earliest, latest or a time (RFC 3339)"`
-	Partitions        string   `koanf:"partitions" help:"preserve: partition p goes to partition p"`
-	OnRecreate        string   `koanf:"on_recreate" help:"append: a source topic that was deleted and made again follows its old records"`
+	Rename            string   `koanf:"rename" help:"name on the mirror, as in dr.{topic}; default: the source's"`
+	Partitions        string   `koanf:"partitions" help:"partition p goes to partition p; expand: the mirror topic is given partitions that it lacks; preserve: it isn't"`
+	OnRecreate        string   `koanf:"on_recreate" help:"a source topic was deleted and made again: append its records to the old ones, stop, or recreate the mirror's"`
 	OnDataLoss        string   `koanf:"on_data_loss" help:"the source deleted records before they were mirrored: continue or stop"`
 	OnDivergence      string   `koanf:"on_divergence" help:"the source lost records that are on the mirror: stop or continue"`
 	ReplicationFactor int      `koanf:"replication_factor" help:"of topics that kmirror creates; -1: the mirror's default"`
+	Settings          []string `koanf:"settings" help:"topic settings that mirror topics take from the source's and that are kept in step, unless they are changed on the mirror; empty: none"`
+	FixSettings       bool     `koanf:"fix_settings" help:"set back what alters or refuses data on mirror topics that others made (compression, timestamps, batch size); else it is only said"`
 }
 
 // Timing holds the intervals.
 type Timing struct {
 	Refresh        time.Duration `koanf:"refresh" help:"how often topics, partitions and leaders are asked for"`
+	Settings       time.Duration `koanf:"settings" help:"how often topic settings are compared"`
 	Look           time.Duration `koanf:"look" help:"how often the source is asked for log ends that no producer's answer told"`
 	Checkpoint     time.Duration `koanf:"checkpoint" help:"how often positions are committed on the source"`
 	SessionTimeout time.Duration `koanf:"session_timeout" help:"after it a silent instance's partitions go to another one"`
@@ -119,12 +123,16 @@ func Default() Config {
 		Roles: []string{RoleProxy, RoleMirror},
 		Proxy: Proxy{Limits: Limits{Connections: 10_000, RequestBytes: 100 << 20}},
 		Topics: Topics{
-			Include: []string{"/.*/"}, Start: "earliest", Partitions: "preserve",
+			Include: []string{"/.*/"}, Start: "earliest", Partitions: "expand",
+			Settings: []string{
+				"cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
+				"message.timestamp.before.max.ms", "message.timestamp.after.max.ms",
+			},
 			OnRecreate: "append", OnDataLoss: "continue", OnDivergence: "stop", ReplicationFactor: -1,
 		},
 		MirrorMemory: 256 << 20,
 		Timing: Timing{
-			Refresh: 5 * time.Second, Look: time.Second, Checkpoint: time.Second,
+			Refresh: 5 * time.Second, Settings: 30 * time.Second, Look: time.Second, Checkpoint: time.Second,
 			SessionTimeout: 10 * time.Second, TakeoverWait: 11 * time.Minute,
 		},
 		Grace: 30 * time.Second,

@@ -71,6 +71,16 @@ func lookup(c *Config, path string) reflect.Value {
 	return value
 }
 
+// Changed lists the settings in which a and b differ, by path.
+func Changed(a, b Config) (paths []string) {
+	for _, key := range Keys() {
+		if !reflect.DeepEqual(lookup(&a, key.Path).Interface(), lookup(&b, key.Path).Interface()) {
+			paths = append(paths, key.Path)
+		}
+	}
+	return paths
+}
+
 // AddFlags adds a flag for every key under its full name (hidden from the usage text) and the short ones, and those of
 // MirrorMaker 1.
 func AddFlags(flags *pflag.FlagSet) {

@@ -162,12 +162,36 @@ func (t Topics) check(p *Problems) {
 			p.add("topics.start", "want earliest, latest or a time such as 2026-01-31T12:00:00Z, got %q", t.Start)
 		}
 	}
-	oneOf(p, "topics.partitions", t.Partitions, "preserve")
-	oneOf(p, "topics.on_recreate", t.OnRecreate, "append")
+	t.checkRename(p)
+	oneOf(p, "topics.partitions", t.Partitions, "expand", "preserve")
+	oneOf(p, "topics.on_recreate", t.OnRecreate, "append", "stop", "recreate")
+	for i, name := range t.Settings {
+		if slices.Contains(ownSettings, name) {
+			p.add("topics.settings", "[%d]: %s is set by kmirror itself on topics that it makes", i, name)
+		}
+	}
 	oneOf(p, "topics.on_data_loss", t.OnDataLoss, "continue", "stop")
 	oneOf(p, "topics.on_divergence", t.OnDivergence, "stop", "continue")
 	if t.ReplicationFactor != -1 && (t.ReplicationFactor < 1 || t.ReplicationFactor > 1<<15-1) {
 		p.add("topics.replication_factor", "want -1 or at least 1, got %d", t.ReplicationFactor)
+	}
+}
+
+// ownSettings are those that kmirror sets so that batches arrive as they were sent.
+var ownSettings = []string{"compression.type", "message.timestamp.type", "max.message.bytes"}
+
+func (t Topics) checkRename(p *Problems) {
+	if t.Rename == "" {
+		return
+	}
+	rest := strings.Replace(t.Rename, "{topic}", "", 1)
+	switch {
+	case rest == t.Rename:
+		p.add("topics.rename", "want {topic} in it, once, got %q: all topics would have the same name", t.Rename)
+	case rest != "" && !topicName.MatchString(rest):
+		p.add("topics.rename", "want letters, digits, dots, underscores and hyphens around {topic}, got %q", t.Rename)
+	case strings.HasPrefix(t.Rename, "__"):
+		p.add("topics.rename", "topics that start with __ are internal, got %q", t.Rename)
 	}
 }
 
@@ -178,6 +202,7 @@ func (t Timing) check(p *Problems) {
 		}
 	}
 	atLeast("timing.refresh", t.Refresh, 100*time.Millisecond)
+	atLeast("timing.settings", t.Settings, 100*time.Millisecond)
 	atLeast("timing.look", t.Look, 10*time.Millisecond)
 	atLeast("timing.checkpoint", t.Checkpoint, 10*time.Millisecond)
 	atLeast("timing.session_timeout", t.SessionTimeout, time.Second)

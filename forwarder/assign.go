@@ -33,7 +33,7 @@ func (l *loop) reconcile() {
 	var fresh []*stream
 	for tp := range l.owned {
 		s, why := l.streams[tp], ""
-		source, mirror := l.sourceView.topics[tp.topic], l.mirrorView.topics[tp.topic]
+		source, mirror := l.sourceView.topics[tp.topic], l.mirrorView.topics[l.refresher.rename.mirrorName(tp.topic)]
 		switch {
 		case source == nil || int(tp.partition) >= len(source.partitions):
 			why = "the source topic is gone"
@@ -62,7 +62,7 @@ func (l *loop) reconcile() {
 			if leaving[tp] {
 				continue // once its last batch is answered
 			}
-			s = l.newStream(tp, source.id, mirror.name, mirror.id)
+			s = l.newStream(tp, source, mirror)
 			l.streams[tp] = s
 			fresh = append(fresh, s)
 		}

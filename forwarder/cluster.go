@@ -25,6 +25,8 @@ type topicView struct {
 	name       string
 	id         protocol.TopicID
 	partitions []leadership // by partition
+	replicas   int          // of the first partition, 0: not known
+	appeared   bool         // on the source after this process first saw its topics
 	err        error
 }
 
@@ -80,6 +82,9 @@ func newTopicView(t *kmsg.MetadataResponseTopic) *topicView {
 	for _, p := range t.Partitions {
 		if int(p.Partition) < len(view.partitions) && p.Partition >= 0 {
 			view.partitions[p.Partition] = leadership{p.Leader, p.LeaderEpoch}
+			if p.Partition == 0 {
+				view.replicas = len(p.Replicas)
+			}
 		}
 	}
 	return view

@@ -26,6 +26,7 @@ type Forwarder struct {
 	memory    budget
 	inbox     inbox
 	directory atomic.Pointer[directory]
+	selected  atomic.Pointer[selector]
 	running   atomic.Bool
 	loop      atomic.Pointer[loop]
 	ended     chan struct{} // closed when Run returns
@@ -58,6 +59,7 @@ func New(opts Options) (*Forwarder, error) {
 	}
 	f.memory.limit = opts.MemoryBytes
 	f.directory.Store(&directory{})
+	f.selected.Store(&selector{opts.Include, opts.Exclude})
 	if opts.Registry != nil {
 		if err := opts.Registry.Register(newCollector(f)); err != nil {
 			return nil, fmt.Errorf("metrics: %w", err)

@@ -60,16 +60,21 @@ func listSource(ctx context.Context, client *kgo.Client, tps []topicPartition, t
 	return answers, nil
 }
 
-// startOffsets asks for the first offsets of the streams among results that were never born, by the start policy.
+// startOffsets asks for the first offsets of the streams among results that were never born: by the start policy, but a partition that is new
+// in a topic already mirrored, or of a topic that appeared while kmirror watched, always starts at its beginning.
 func (l *loop) startOffsets(ctx context.Context, results []recovered) (map[topicPartition]int64, error) {
-	var tps []topicPartition
+	var policy, beginning []topicPartition
 	for i := range results {
-		if r := &results[i]; r.err == nil && len(r.numbering.segments) == 0 && !r.standing.found {
-			tps = append(tps, r.job.tp)
+		r := &results[i]
+		if r.err != nil || len(r.numbering.segments) > 0 || r.standing.found {
+			continue
 		}
-	}
-	if len(tps) == 0 {
-		return nil, nil
+		was := l.registry.bornWith(r.job.id.topicID, r.job.id.mirrorTopicID)
+		if r.job.appeared || was > 0 && r.job.tp.partition >= was {
+			beginning = append(beginning, r.job.tp)
+		} else {
+			policy = append(policy, r.job.tp)
+		}
 	}
 	timestamp := int64(earliestOffset)
 	switch l.opts.Start {
@@ -78,32 +83,33 @@ func (l *loop) startOffsets(ctx context.Context, results []recovered) (map[topic
 	case StartTimestamp:
 		timestamp = l.opts.StartTimestamp.UnixMilli()
 	}
-	answers, err := listSource(ctx, l.source, tps, timestamp)
-	if err != nil {
+	starts := make(map[topicPartition]int64, len(results))
+	if err := l.addStarts(ctx, starts, beginning, earliestOffset); err != nil {
 		return nil, err
 	}
-	starts := make(map[topicPartition]int64, len(answers))
+	return starts, l.addStarts(ctx, starts, policy, timestamp)
+}
+
+// addStarts adds the offsets at a timestamp; where no record is that young, the end.
+func (l *loop) addStarts(ctx context.Context, starts map[topicPartition]int64, tps []topicPartition, timestamp int64) error {
+	if len(tps) == 0 {
+		return nil
+	}
+	answers, err := listSource(ctx, l.source, tps, timestamp)
+	if err != nil {
+		return err
+	}
 	var behindAll []topicPartition
 	for tp, a := range answers {
 		switch {
-		case a.err != nil: // birthOf reports it
-		case a.offset < 0: // no record that young
+		case a.err != nil: // birth reports it
+		case a.offset < 0:
 			behindAll = append(behindAll, tp)
 		default:
 			starts[tp] = a.offset
 		}
 	}
-	if len(behindAll) > 0 {
-		if answers, err = listSource(ctx, l.source, behindAll, latestOffset); err != nil {
-			return nil, err
-		}
-		for tp, a := range answers {
-			if a.err == nil {
-				starts[tp] = a.offset
-			}
-		}
-	}
-	return starts, nil
+	return l.addStarts(ctx, starts, behindAll, latestOffset)
 }
 
 // looking is a look at the source's ends: one at a time, for all streams that want it.

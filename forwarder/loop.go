@@ -37,6 +37,7 @@ type loop struct {
 	sourceView  *clusterView
 	mirrorView  *clusterView
 	topicErrors map[string]error
+	hazards     map[string][]string // of mirror topics, by source topic
 	groupTopics atomic.Pointer[map[string]int32]
 
 	links       map[int32]*brokerLinks
@@ -74,7 +75,7 @@ const (
 func (f *Forwarder) newLoop(source, mirror *kgo.Client, clientID string, spawn func(func(context.Context))) *loop {
 	l := &loop{
 		Forwarder: f, source: source, mirror: mirror, clientID: clientID, self: thisProcess(), spawn: spawn, now: time.Now(),
-		refresher: refresher{source: source, mirror: mirror, selector: selector{f.opts.Include, f.opts.Exclude}, rf: f.opts.ReplicationFactor, log: f.log},
+		refresher: newRefresher(f, source, mirror),
 		streams:   map[topicPartition]*stream{}, leaving: map[*stream]bool{}, owned: map[topicPartition]bool{}, unmet: map[topicPartition]string{},
 		sourceView: &clusterView{}, mirrorView: &clusterView{},
 		links: map[int32]*brokerLinks{}, fetchers: map[fetcherKey]*fetcher{}, conns: map[*conn]bool{}, dirty: map[*link]bool{},

@@ -26,6 +26,7 @@ var Metrics = map[string]string{
 	"kmirror_forwarder_source_end_offset":       "Committed end of the source partition as last seen.",
 	"kmirror_forwarder_next_source_offset":      "Source offset below which all is on the mirror.",
 	"kmirror_forwarder_partitions":              "Streams of this instance by state.",
+	"kmirror_forwarder_topic_hazards":           "Settings of mirror topics that alter or refuse what is mirrored; status names them.",
 	"kmirror_forwarder_memory_bytes":            "Bytes of record batches held in memory.",
 	"kmirror_forwarder_memory_limit_bytes":      "Bound of the record batches held in memory.",
 	"kmirror_forwarder_group_member":            "1 while the membership of the consumer group is confirmed.",
@@ -93,6 +94,7 @@ func newCollector(f *Forwarder) *collector {
 		"kmirror_forwarder_source_end_offset":  {"topic", "partition"},
 		"kmirror_forwarder_next_source_offset": {"topic", "partition"},
 		"kmirror_forwarder_partitions":         {"state"},
+		"kmirror_forwarder_topic_hazards":      {"topic"},
 		"kmirror_forwarder_memory_bytes":       nil,
 		"kmirror_forwarder_memory_limit_bytes": nil,
 		"kmirror_forwarder_group_member":       nil,
@@ -126,6 +128,9 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 				gauge(name, float64(value), s.Topic, partition)
 			}
 		}
+	}
+	for _, topic := range status.Topics {
+		gauge("kmirror_forwarder_topic_hazards", float64(len(topic.Hazards)), topic.Topic)
 	}
 	for _, state := range stateNames {
 		gauge("kmirror_forwarder_partitions", float64(states[state]), state)

@@ -39,8 +39,16 @@ type Options struct {
 	// NoOffers says that no proxy is in this process: streams follow the source log from the start.
 	NoOffers bool
 
-	Include []*regexp.Regexp // whole topic names; a topic is mirrored if any matches and no Exclude does
+	Include []*regexp.Regexp // whole topic names; a topic is mirrored if any matches and no Exclude does; Select changes both
 	Exclude []*regexp.Regexp
+	Rename  string // name on the mirror, {topic} stands for the source's; "": the same
+
+	OnRecreate RecreatePolicy
+	Expand     bool // mirror topics get the partitions that the source's have more
+
+	SyncedSettings []string      // topic settings to be kept in step on the mirror; none: nothing is changed there
+	FixSettings    bool          // of mirror topics, where they alter or refuse data and one value mends it; else they are only named
+	SettingsEvery  time.Duration // look at topic settings
 
 	Start          Start
 	StartTimestamp time.Time // with StartTimestamp
@@ -61,6 +69,16 @@ type Options struct {
 	Logger   *zap.Logger
 	Registry prometheus.Registerer
 }
+
+// RecreatePolicy says what becomes of a source topic that was deleted and made again.
+type RecreatePolicy int8
+
+// The policies.
+const (
+	RecreateAppend RecreatePolicy = iota // its records follow the old ones on the mirror
+	RecreateStop                         // the topic stops until a person decides
+	RecreateAnew                         // the mirror topic is deleted and made again
+)
 
 // State is where a stream stands in its life.
 type State int8
@@ -90,6 +108,16 @@ type StreamStatus struct {
 	MirrorOffset int64  `json:"mirror_offset"`      // log end on the mirror behind the last acknowledged batch, -1: not known yet
 	LagRecords   int64  `json:"lag_records"`        // SourceEnd - Next, never negative; -1: not known yet
 	LostRecords  int64  `json:"lost_records"`       // deleted on the source before they were mirrored
+	// LostRanges are the last of their source offsets, [from, to).
+	LostRanges [][2]int64 `json:"lost_ranges,omitempty"`
+	// MirrorTopic is the topic's name on the mirror where it has another one there.
+	MirrorTopic string `json:"mirror_topic,omitempty"`
+}
+
+// TopicStatus names what is wrong with a topic on the mirror.
+type TopicStatus struct {
+	Topic   string   `json:"topic"`
+	Hazards []string `json:"hazards"` // settings of the mirror topic that alter or refuse what is mirrored
 }
 
 // Status describes the forwarder at one moment, as /api/status and kmirror status show it.
@@ -99,6 +127,7 @@ type Status struct {
 	Member   bool           `json:"member"` // the group membership is confirmed
 	SourceID string         `json:"source_cluster_id"`
 	MirrorID string         `json:"mirror_cluster_id"`
-	CaughtUp bool           `json:"caught_up"` // every topic known, every own stream at lag 0 as of a look at the source after the question
-	Streams  []StreamStatus `json:"streams"`   // the partitions that this instance owns, by topic and partition
+	CaughtUp bool           `json:"caught_up"`        // every topic known, every own stream at lag 0 as of a look at the source after the question
+	Topics   []TopicStatus  `json:"topics,omitempty"` // with something wrong
+	Streams  []StreamStatus `json:"streams"`          // the partitions that this instance owns, by topic and partition
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,8 +26,9 @@ type recoverJob struct {
 	twice   bool // W2: two answers two seconds apart must agree
 	gen     generationAsk
 	lineage lineage
-	start   Start
-	startAt time.Time
+	// appeared says that the source topic is younger than this process's first look at it.
+	appeared   bool
+	partitions int32 // of the source topic
 }
 
 // recovered is where a stream goes on.
@@ -108,7 +110,7 @@ func (l *loop) recoverJob(s *stream) *recoverJob {
 		stream: s, tp: s.topicPartition, id: id, stored: s.stored,
 		have:  s.haveStored,
 		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
-		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, start: l.opts.Start, startAt: l.opts.StartTimestamp,
+		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, appeared: s.appeared, partitions: s.partitions,
 	}
 }
 
@@ -285,7 +287,7 @@ func (r *recovered) birth(starts map[topicPartition]int64) (segmentRecord, bool)
 			r.err = errors.New("the source gave no start offset")
 			return rec, false
 		}
-		rec.Source, rec.Position = start, start
+		rec.Source, rec.Position, rec.Partitions = start, start, r.job.partitions
 		return rec, true
 	}
 	wanted := false
@@ -439,6 +441,9 @@ func (l *loop) seekQuiet(s *stream) {
 	l.recover(s)
 }
 
+// maxLostRanges is how many losses of a stream its status names.
+const maxLostRanges = 10
+
 // reportLoss says which source offsets a new generation left out, once.
 func (l *loop) reportLoss(s *stream, r *recovered) {
 	if r.job.gen.why != afterLoss || r.next <= r.behind {
@@ -448,4 +453,8 @@ func (l *loop) reportLoss(s *stream, r *recovered) {
 		s.logFields(zap.Int64("from", r.behind), zap.Int64("to", r.next), zap.Int64("records", r.next-r.behind))...)
 	l.metrics.lostRecords.Add(float64(r.next - r.behind))
 	s.lost += r.next - r.behind
+	s.lostRanges = append(s.lostRanges, [2]int64{r.behind, r.next})
+	if len(s.lostRanges) > maxLostRanges {
+		s.lostRanges = slices.Delete(s.lostRanges, 0, 1)
+	}
 }

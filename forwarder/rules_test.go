@@ -243,7 +243,10 @@ func TestN5FirstBirthCounts(t *testing.T) {
 	r := newRig(t, scripted.Options{})
 	r.write(0, "a", "b", "c", "d", "e")
 	segments := "__kmirror.test.segments"
-	isBirth := func(req *scripted.Request) bool { return r.batchOf(req, segments) != nil }
+	isBirth := func(req *scripted.Request) bool {
+		b := r.batchOf(req, segments)
+		return b != nil && bytes.Contains(scripted.Decode(b)[0].Value, []byte(`"birth":true`))
+	}
 	r.mirror.InterceptNext(1, produceKey, isBirth, func(req *scripted.Request) scripted.Action {
 		// The rival looked at the source earlier, when its log ended at 2, and wrote first.
 		own := scripted.Decode(r.batchOf(req, segments))[0].Value

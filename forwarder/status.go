@@ -50,6 +50,9 @@ func (l *loop) fillStatus(status *Status) {
 			Topic: tp.topic, Partition: tp.partition, State: StatePaused.String(), Reason: why, SourceEnd: -1, Next: -1, MirrorOffset: -1, LagRecords: -1,
 		})
 	}
+	for _, topic := range slices.Sorted(maps.Keys(l.hazards)) {
+		status.Topics = append(status.Topics, TopicStatus{topic, l.hazards[topic]})
+	}
 	slices.SortFunc(status.Streams, func(a, b StreamStatus) int {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
@@ -59,6 +62,10 @@ func (s *stream) status() StreamStatus {
 	x := StreamStatus{
 		Topic: s.topic, Partition: s.index, State: s.state.String(), Reason: s.reason,
 		SourceEnd: s.sourceEnd, Next: s.acked, MirrorOffset: s.mirrorEnd, LagRecords: -1, LostRecords: s.lost,
+		LostRanges: slices.Clone(s.lostRanges),
+	}
+	if s.mirrorTopic != s.topic {
+		x.MirrorTopic = s.mirrorTopic
 	}
 	if s.acked < 0 && s.haveStored {
 		x.Next, x.MirrorOffset = s.stored.next, s.stored.mirrorEnd

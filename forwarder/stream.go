@@ -21,6 +21,8 @@ type stream struct {
 	topicID       protocol.TopicID
 	mirrorTopic   string
 	mirrorTopicID protocol.TopicID
+	appeared      bool  // the source topic is younger than this process's first look at it
+	partitions    int32 // of the source topic when the stream began
 
 	accepting atomic.Bool  // offers are wanted
 	grownTo   atomic.Int64 // the source log's end as the proxy saw it pass, for what wasn't offered
@@ -76,10 +78,11 @@ type stream struct {
 	markedAt time.Time
 	asking   bool // the source is asked about the lineage; nothing is read meanwhile
 
-	sourceEnd int64 // committed end on the source as last seen, -1: unknown
-	lost      int64
-	reason    string
-	blockedOn string // last logged reason, so that a state is logged once
+	sourceEnd  int64 // committed end on the source as last seen, -1: unknown
+	lost       int64
+	lostRanges [][2]int64 // the last maxLostRanges
+	reason     string
+	blockedOn  string // last logged reason, so that a state is logged once
 }
 
 // generationAsk says that recovery is to open a new generation (rule N4).
@@ -98,9 +101,9 @@ const (
 	afterDivergence               // the source truncated what was mirrored
 )
 
-func (l *loop) newStream(tp topicPartition, topicID protocol.TopicID, mirrorTopic string, mirrorTopicID protocol.TopicID) *stream {
+func (l *loop) newStream(tp topicPartition, source, mirror *topicView) *stream {
 	s := &stream{
-		loop: l, topicPartition: tp, index: tp.partition, topicID: topicID, mirrorTopic: mirrorTopic, mirrorTopicID: mirrorTopicID,
+		loop: l, topicPartition: tp, index: tp.partition, topicID: source.id, mirrorTopic: mirror.name, mirrorTopicID: mirror.id, appeared: source.appeared, partitions: int32(len(source.partitions)),
 		sourceEnd: -1, lastBatchAt: -1, mirrorLeader: leadership{-1, -1}, sourceLeader: leadership{-1, -1},
 		lineage: lineage{epoch: -1}, marked: -1,
 		wait: newBackoff(100*time.Millisecond, 5*time.Second),

@@ -5,54 +5,53 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/zap"
+
+	"kmirror/protocol"
 )
 
 // mirrorTimeout bounds one round of questions to the mirror or the source from beside the loop.
 const mirrorTimeout = 30 * time.Second
 
-// copiedConfigs are the topic settings that a topic made on the mirror takes from the source where the source's topic sets them.
-var copiedConfigs = []string{
-	"cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
-	"message.timestamp.before.max.ms", "message.timestamp.after.max.ms",
-}
-
-// selector says which topics are mirrored.
-type selector struct {
-	include, exclude []*regexp.Regexp
-}
-
-// selects reports whether a topic is to be mirrored. Internal topics never are.
-func (s *selector) selects(topic string) bool {
-	whole := func(re *regexp.Regexp) bool {
-		m := re.FindStringIndex(topic)
-		return m != nil && m[0] == 0 && m[1] == len(topic)
-	}
-	return !strings.HasPrefix(topic, "__") && slices.ContainsFunc(s.include, whole) && !slices.ContainsFunc(s.exclude, whole)
-}
-
 // refresher asks both clusters for their topics and makes on the mirror what it lacks. It runs beside the loop, one at a time.
 type refresher struct {
 	source, mirror *kgo.Client
-	selector       selector
+	selected       *atomic.Pointer[selector]
+	rename         renaming
 	rf             int16
+	expand         bool // mirror topics get the partitions that the source's have more
+	onRecreate     RecreatePolicy
+	settings       settingsKeeper
 	log            *zap.Logger
+
+	known map[protocol.TopicID]bool // source topics of the first refresh; nil before it
+}
+
+func newRefresher(f *Forwarder, source, mirror *kgo.Client) refresher {
+	return refresher{
+		source: source, mirror: mirror, selected: &f.selected, rename: renaming(f.opts.Rename), rf: f.opts.ReplicationFactor,
+		expand: f.opts.Expand, onRecreate: f.opts.OnRecreate, log: f.log,
+		settings: settingsKeeper{
+			source: source, mirror: mirror, synced: f.opts.SyncedSettings, fix: f.opts.FixSettings, every: f.opts.SettingsEvery, log: f.log,
+			checked: map[string]topicCheck{}, told: map[string]string{},
+		},
+	}
 }
 
 // mirrorTopics is what a refresh found on the mirror, and why a topic can't be had there.
 type mirrorTopics struct {
-	view   *clusterView
-	expiry time.Duration // the mirror's producer.id.expiration.ms, 0: it doesn't tell
-	failed map[string]error
+	view    *clusterView
+	expiry  time.Duration       // the mirror's producer.id.expiration.ms, 0: it doesn't tell
+	failed  map[string]error    // by source topic
+	hazards map[string][]string // settings that alter or refuse data, by source topic
 }
 
 // askSource returns the source's view, cut to the topics to be mirrored.
@@ -63,42 +62,151 @@ func (r *refresher) askSource(ctx context.Context) (*clusterView, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source: %w", err)
 	}
-	maps.DeleteFunc(view.topics, func(name string, t *topicView) bool { return t.err != nil || !r.selector.selects(name) })
+	first := r.known == nil
+	if first {
+		r.known = make(map[protocol.TopicID]bool, len(view.topics))
+	}
+	selector := r.selected.Load()
+	maps.DeleteFunc(view.topics, func(name string, t *topicView) bool {
+		if first {
+			r.known[t.id] = true
+		}
+		t.appeared = !r.known[t.id]
+		return t.err != nil || !selector.selects(name)
+	})
 	return view, nil
 }
 
 // askMirror returns the mirror's view of the source's topics, having made what was missing.
-func (r *refresher) askMirror(ctx context.Context, source *clusterView) (*mirrorTopics, error) {
+func (r *refresher) askMirror(ctx context.Context, source *clusterView, registry *registry) (*mirrorTopics, error) {
 	ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
 	defer cancel()
 	names := slices.Sorted(maps.Keys(source.topics))
-	view, err := askView(ctx, r.mirror, names)
+	mirrorNames := make([]string, len(names))
+	for i, name := range names {
+		mirrorNames[i] = r.rename.mirrorName(name)
+	}
+	view, err := askView(ctx, r.mirror, mirrorNames)
 	if err != nil {
 		return nil, fmt.Errorf("mirror: %w", err)
 	}
 	found := &mirrorTopics{view: view, failed: map[string]error{}, expiry: r.askExpiry(ctx, view)}
+	changed, err := r.mend(ctx, source, found, registry)
+	if err == nil && changed {
+		found.view, err = askView(ctx, r.mirror, mirrorNames)
+	}
+	if err == nil {
+		err = r.checkSettings(ctx, source, found, registry)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mirror: %w", err)
+	}
+	return found, nil
+}
+
+// mend makes and grows topics on the mirror, and reports whether it changed anything there.
+func (r *refresher) mend(ctx context.Context, source *clusterView, found *mirrorTopics, registry *registry) (changed bool, err error) {
+	recreated, err := r.recreated(ctx, source, found, registry)
+	if err != nil {
+		return false, err
+	}
 	var create, grow []*topicView
-	for _, name := range names {
-		wanted, have := source.topics[name], view.topics[name]
+	for _, name := range slices.Sorted(maps.Keys(source.topics)) {
+		wanted, have := source.topics[name], found.view.topics[r.rename.mirrorName(name)]
 		switch {
-		case have == nil || errors.Is(have.err, kerr.UnknownTopicOrPartition):
+		case found.failed[name] != nil:
+		case have == nil, errors.Is(have.err, kerr.UnknownTopicOrPartition), slices.Contains(recreated, wanted):
 			create = append(create, wanted)
 		case have.err != nil && !kerr.IsRetriable(have.err):
 			found.failed[name] = have.err
 		case have.err == nil && len(have.partitions) < len(wanted.partitions):
-			grow = append(grow, wanted)
+			if r.expand {
+				grow = append(grow, wanted)
+			} else {
+				found.failed[name] = fmt.Errorf("the mirror topic has %d partitions, the source's %d: give it as many, or set topics.partitions to expand",
+					len(have.partitions), len(wanted.partitions))
+			}
 		}
 	}
 	if len(create)+len(grow) == 0 {
-		return found, nil
+		return false, nil
 	}
-	if err := errors.Join(r.create(ctx, create, found.failed), r.grow(ctx, grow, found.failed)); err != nil {
-		return nil, fmt.Errorf("mirror: %w", err)
+	return true, errors.Join(r.create(ctx, create, found.failed, registry), r.grow(ctx, grow, found.failed))
+}
+
+// recreated finds the source topics that were deleted and made again since they were mirrored, as the segments topic knows, and does what the
+// policy says. It returns those whose mirror topic was deleted, to be made anew.
+func (r *refresher) recreated(ctx context.Context, source *clusterView, found *mirrorTopics, registry *registry) (deleted []*topicView, err error) {
+	if r.onRecreate == RecreateAppend {
+		return nil, nil
 	}
-	if found.view, err = askView(ctx, r.mirror, names); err != nil {
-		return nil, fmt.Errorf("mirror: %w", err)
+	if err := registry.refresh(ctx); err != nil {
+		return nil, err
 	}
-	return found, nil
+	for name, wanted := range source.topics {
+		have := found.view.topics[r.rename.mirrorName(name)]
+		if have == nil || have.err != nil {
+			continue
+		}
+		if this, others := registry.lives(wanted.id, have.id); this || !others {
+			continue
+		}
+		if r.onRecreate == RecreateStop {
+			found.failed[name] = errors.New("the source topic was deleted and made again (topics.on_recreate: stop): " +
+				"delete the mirror topic to begin anew, or set append to let its records follow the old ones")
+			continue
+		}
+		if err := r.delete(ctx, have); err != nil {
+			found.failed[name] = fmt.Errorf("the source topic was made again, the mirror's can't be deleted: %w", err)
+			continue
+		}
+		r.log.Warn("source topic was made again: the mirror's was deleted and begins anew", zap.String("topic", name), zap.String("mirror_topic", have.name))
+		deleted = append(deleted, wanted)
+	}
+	return deleted, nil
+}
+
+// delete removes a mirror topic by its ID, so that never one that another instance has made anew goes.
+func (r *refresher) delete(ctx context.Context, t *topicView) error {
+	req := kmsg.NewPtrDeleteTopicsRequest()
+	req.TimeoutMillis = 15_000
+	x := kmsg.NewDeleteTopicsRequestTopic()
+	x.TopicID = t.id
+	req.Topics = append(req.Topics, x)
+	resp, err := req.RequestWith(ctx, r.mirror)
+	if err != nil {
+		return err
+	}
+	if resp.Version < 6 {
+		return errors.New("its brokers know no topic IDs")
+	}
+	for _, x := range resp.Topics {
+		if err := kerr.ErrorForCode(x.ErrorCode); err != nil && !errors.Is(err, kerr.UnknownTopicID) {
+			return described(err, x.ErrorMessage)
+		}
+	}
+	return nil
+}
+
+// checkSettings looks at the topics' settings where it's time to.
+func (r *refresher) checkSettings(ctx context.Context, source *clusterView, found *mirrorTopics, registry *registry) error {
+	mirror := func(name string) *topicView { return found.view.topics[r.rename.mirrorName(name)] }
+	k := &r.settings
+	if k.due(time.Now(), slices.Collect(maps.Keys(source.topics)), mirror) {
+		if err := registry.refresh(ctx); err != nil {
+			return err
+		}
+		if err := k.look(ctx, registry, source.topics, mirror); err != nil {
+			return err
+		}
+	}
+	found.hazards = map[string][]string{}
+	for name, check := range k.checked {
+		if len(check.hazards) > 0 && source.topics[name] != nil {
+			found.hazards[name] = check.hazards
+		}
+	}
+	return nil
 }
 
 // askExpiry reads how long the mirror's brokers remember a producer (F3), from the first that answers. Who may not ask gets 0.
@@ -131,36 +239,53 @@ func (r *refresher) askExpiry(ctx context.Context, view *clusterView) time.Durat
 func safeAge(expiry time.Duration) time.Duration { return max(expiry-time.Hour, expiry/2) }
 
 // create makes topics with the source's partition count and settings, so that the mirror never makes them by itself with its defaults.
-func (r *refresher) create(ctx context.Context, topics []*topicView, failed map[string]error) error {
+func (r *refresher) create(ctx context.Context, topics []*topicView, failed map[string]error, registry *registry) error {
 	if len(topics) == 0 {
 		return nil
 	}
-	configs, err := r.configs(ctx, topics)
-	if err != nil {
-		return err
+	names := make([]string, len(topics))
+	for i, t := range topics {
+		names[i] = t.name
+	}
+	settings, refused, err := describeTopics(ctx, r.source, names, append([]string{maxMessageBytes}, r.settings.synced...))
+	if err = errors.Join(err, refused); err != nil {
+		return fmt.Errorf("source: %w", err)
 	}
 	req := kmsg.NewPtrCreateTopicsRequest()
 	req.TimeoutMillis = 15_000
+	byName := make(map[string]*topicView, len(topics))
+	given := make(map[string]map[string]*string, len(topics))
 	for _, t := range topics {
 		c := kmsg.NewCreateTopicsRequestTopic()
-		c.Topic, c.NumPartitions, c.ReplicationFactor, c.Configs = t.name, int32(len(t.partitions)), r.rf, configs[t.name]
+		c.Topic, c.NumPartitions, c.ReplicationFactor = r.rename.mirrorName(t.name), int32(len(t.partitions)), r.rf
+		given[c.Topic], byName[c.Topic] = settingsFor(settings[t.name], r.settings.synced), t
+		for _, name := range slices.Sorted(maps.Keys(given[c.Topic])) {
+			x := kmsg.NewCreateTopicsRequestTopicConfig()
+			x.Name, x.Value = name, given[c.Topic][name]
+			c.Configs = append(c.Configs, x)
+		}
 		req.Topics = append(req.Topics, c)
 	}
 	resp, err := req.RequestWith(ctx, r.mirror)
 	if err != nil {
 		return fmt.Errorf("create topics: %w", err)
 	}
+	var bases []settingsRecord
 	for _, t := range resp.Topics {
-		err := kerr.ErrorForCode(t.ErrorCode)
-		if err == nil {
+		wanted := byName[t.Topic]
+		switch err := kerr.ErrorForCode(t.ErrorCode); {
+		case wanted == nil:
+		case err == nil:
 			r.log.Info("topic made on the mirror", zap.String("topic", t.Topic))
-			continue
-		}
-		if !errors.Is(err, kerr.TopicAlreadyExists) {
-			failed[t.Topic] = described(fmt.Errorf("can't be made on the mirror: %w", err), t.ErrorMessage)
+			bases = append(bases, newSettingsRecord(wanted, &topicView{name: t.Topic, id: t.TopicID}, given[t.Topic]))
+		case !errors.Is(err, kerr.TopicAlreadyExists):
+			failed[wanted.name] = described(fmt.Errorf("can't be made on the mirror: %w", err), t.ErrorMessage)
 		}
 	}
-	return nil
+	if len(bases) == 0 {
+		return nil
+	}
+	return registry.keepSettings(ctx, bases)
 }
 
 func described(err error, message *string) error {
@@ -168,45 +293,6 @@ func described(err error, message *string) error {
 		return err
 	}
 	return fmt.Errorf("%w (%s)", err, *message)
-}
-
-// configs reads what the source's topics set themselves. What would alter or refuse data on the mirror is set against it: no
-// recompression, create time, and room for the source's largest batches.
-func (r *refresher) configs(ctx context.Context, topics []*topicView) (map[string][]kmsg.CreateTopicsRequestTopicConfig, error) {
-	req := kmsg.NewPtrDescribeConfigsRequest()
-	for _, t := range topics {
-		res := kmsg.NewDescribeConfigsRequestResource()
-		res.ResourceType, res.ResourceName = kmsg.ConfigResourceTypeTopic, t.name
-		res.ConfigNames = append([]string{"max.message.bytes"}, copiedConfigs...)
-		req.Resources = append(req.Resources, res)
-	}
-	configs := make(map[string][]kmsg.CreateTopicsRequestTopicConfig, len(topics))
-	set := func(topic, name, value string) {
-		c := kmsg.NewCreateTopicsRequestTopicConfig()
-		c.Name, c.Value = name, kmsg.StringPtr(value)
-		configs[topic] = append(configs[topic], c)
-	}
-	for _, t := range topics {
-		set(t.name, "compression.type", "producer")
-		set(t.name, "message.timestamp.type", "CreateTime")
-	}
-	for _, shard := range r.source.RequestSharded(ctx, req) {
-		if shard.Err != nil {
-			return nil, fmt.Errorf("source topic settings: %w", shard.Err)
-		}
-		for _, res := range shard.Resp.(*kmsg.DescribeConfigsResponse).Resources {
-			if err := kerr.ErrorForCode(res.ErrorCode); err != nil {
-				return nil, fmt.Errorf("settings of source topic %s: %w", res.ResourceName, err)
-			}
-			for _, c := range res.Configs {
-				own := c.Source == kmsg.ConfigSourceDynamicTopicConfig && slices.Contains(copiedConfigs, c.Name)
-				if c.Value != nil && (own || c.Name == "max.message.bytes") {
-					set(res.ResourceName, c.Name, *c.Value)
-				}
-			}
-		}
-	}
-	return configs, nil
 }
 
 // grow gives mirror topics the partitions that the source's have more.
@@ -218,16 +304,20 @@ func (r *refresher) grow(ctx context.Context, topics []*topicView, failed map[st
 	req.TimeoutMillis = 15_000
 	for _, t := range topics {
 		c := kmsg.NewCreatePartitionsRequestTopic()
-		c.Topic, c.Count = t.name, int32(len(t.partitions))
+		c.Topic, c.Count = r.rename.mirrorName(t.name), int32(len(t.partitions))
 		req.Topics = append(req.Topics, c)
 	}
 	resp, err := req.RequestWith(ctx, r.mirror)
 	if err != nil {
 		return fmt.Errorf("create partitions: %w", err)
 	}
+	byName := make(map[string]string, len(topics))
+	for _, t := range topics {
+		byName[r.rename.mirrorName(t.name)] = t.name
+	}
 	for _, t := range resp.Topics {
 		if err := kerr.ErrorForCode(t.ErrorCode); err != nil {
-			failed[t.Topic] = described(fmt.Errorf("can't be given more partitions on the mirror: %w", err), t.ErrorMessage)
+			failed[byName[t.Topic]] = described(fmt.Errorf("can't be given more partitions on the mirror: %w", err), t.ErrorMessage)
 		}
 	}
 	return nil
@@ -250,10 +340,13 @@ func (l *loop) startRefresh() {
 	l.refreshing.waiters = nil
 	l.spawn(func(ctx context.Context) {
 		source, err := l.refresher.askSource(ctx)
-		l.inbox.call(func() { l.sourceRefreshed(source, err) })
+		known := make(chan *registry, 1)
+		l.inbox.call(func() {
+			l.sourceRefreshed(source, err)
+			known <- l.registry
+		})
 		if err == nil {
-			mirror, err := l.refresher.askMirror(ctx, source)
-			l.inbox.call(func() { l.mirrorRefreshed(mirror, err) })
+			l.refreshMirror(ctx, source, known)
 		}
 		sleep(ctx, 200*time.Millisecond) // however often it is asked for
 		l.inbox.call(func() {
@@ -263,6 +356,18 @@ func (l *loop) startRefresh() {
 			}
 		})
 	})
+}
+
+// refreshMirror is the mirror's half of a refresh. It runs beside the loop.
+func (l *loop) refreshMirror(ctx context.Context, source *clusterView, known <-chan *registry) {
+	select {
+	case registry := <-known:
+		if registry != nil { // nil: stopping
+			mirror, err := l.refresher.askMirror(ctx, source, registry)
+			l.inbox.call(func() { l.mirrorRefreshed(mirror, err) })
+		}
+	case <-ctx.Done():
+	}
 }
 
 func (l *loop) sourceRefreshed(view *clusterView, err error) {
@@ -309,7 +414,7 @@ func (l *loop) mirrorRefreshed(found *mirrorTopics, err error) {
 			s.expireAge = l.expireAge
 		}
 	}
-	l.mirrorView, l.topicErrors = found.view, found.failed
+	l.mirrorView, l.topicErrors, l.hazards = found.view, found.failed, found.hazards
 	l.reconcile()
 }
 

@@ -35,7 +35,11 @@ func newProxyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return runInstance(cmd.Context(), settings, log, nil)
+			r := &reloader{file: configFile(cmd), inForce: settings, log: log, load: func() (config.Config, error) { return loadConfig(cmd) }}
+			return runInstance(cmd.Context(), settings, log, func(x *instance) []part {
+				r.apply = x.selectTopics
+				return []part{{"settings", r.run, false}}
+			})
 		},
 	}
 	addConfigFlags(cmd)
@@ -145,7 +149,9 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 	}
 	return forwarder.Options{
 		Name: c.Name, Source: source, Mirror: mirror, Instance: instanceName(c), NoOffers: !c.HasRole(config.RoleProxy),
-		Include: include, Exclude: exclude,
+		Include: include, Exclude: exclude, Rename: c.Topics.Rename,
+		OnRecreate: recreatePolicies[c.Topics.OnRecreate], Expand: c.Topics.Partitions == "expand",
+		SyncedSettings: c.Topics.Settings, FixSettings: c.Topics.FixSettings, SettingsEvery: c.Timing.Settings,
 		Start: start, StartTimestamp: at,
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",
 		StopOnDivergence:  c.Topics.OnDivergence == "stop",
@@ -158,6 +164,10 @@ func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forward
 		SessionTimeout:    c.Timing.SessionTimeout,
 		TakeoverWait:      c.Timing.TakeoverWait,
 	}, nil
+}
+
+var recreatePolicies = map[string]forwarder.RecreatePolicy{
+	"append": forwarder.RecreateAppend, "stop": forwarder.RecreateStop, "recreate": forwarder.RecreateAnew,
 }
 
 // instanceName tells this instance from others on its host across restarts: by the listener that no other can have. "" where there is
@@ -270,6 +280,18 @@ func (x *instance) runMirror(ctx context.Context) error {
 		why := err.Error()
 		x.mirrorFailure.Store(&why)
 		x.log.Error("the mirror ended; restart kmirror to go on", zap.Error(err))
+	}
+	return err
+}
+
+// selectTopics takes topic lists that changed.
+func (x *instance) selectTopics(t config.Topics) error {
+	if x.mirror == nil {
+		return nil
+	}
+	include, exclude, err := t.Patterns()
+	if err == nil {
+		x.mirror.Select(include, exclude)
 	}
 	return err
 }

@@ -174,6 +174,11 @@ func printStatus(w io.Writer, body []byte, status instanceStatus, asJSON bool) e
 		behind = "not caught up"
 	}
 	fmt.Fprintf(w, "group %s, source cluster %s, mirror cluster %s, %s\n\n", status.Mirror.Group, status.Mirror.SourceID, status.Mirror.MirrorID, behind)
+	for _, topic := range status.Mirror.Topics {
+		for _, hazard := range topic.Hazards {
+			fmt.Fprintf(w, "mirror topic of %s: %s\n", topic.Topic, hazard)
+		}
+	}
 	return printStreams(w, status.Mirror.Streams)
 }
 

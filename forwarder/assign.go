@@ -62,6 +62,10 @@ func (l *loop) reconcile() {
 			if leaving[tp] {
 				continue // once its last batch is answered
 			}
+			if l.judged[tp.topic] != source.id {
+				l.unmet[tp] = "the mirror topic isn't looked at yet"
+				continue // a topic made again may have to stop, or its mirror topic to go
+			}
 			s = l.newStream(tp, source, mirror)
 			l.streams[tp] = s
 			fresh = append(fresh, s)

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"kmirror/internal/bufpool"
+	"kmirror/protocol"
 )
 
 // loop is the one goroutine that owns the streams. Its methods run on it, unless they say otherwise; what they spawn comes back through
@@ -37,7 +38,8 @@ type loop struct {
 	sourceView  *clusterView
 	mirrorView  *clusterView
 	topicErrors map[string]error
-	hazards     map[string][]string // of mirror topics, by source topic
+	hazards     map[string][]string         // of mirror topics, by source topic
+	judged      map[string]protocol.TopicID // source topics for which the mirror was last looked at
 	groupTopics atomic.Pointer[map[string]int32]
 
 	links       map[int32]*brokerLinks

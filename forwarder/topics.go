@@ -49,9 +49,10 @@ func newRefresher(f *Forwarder, source, mirror *kgo.Client) refresher {
 // mirrorTopics is what a refresh found on the mirror, and why a topic can't be had there.
 type mirrorTopics struct {
 	view    *clusterView
-	expiry  time.Duration       // the mirror's producer.id.expiration.ms, 0: it doesn't tell
-	failed  map[string]error    // by source topic
-	hazards map[string][]string // settings that alter or refuse data, by source topic
+	expiry  time.Duration               // the mirror's producer.id.expiration.ms, 0: it doesn't tell
+	failed  map[string]error            // by source topic
+	hazards map[string][]string         // settings that alter or refuse data, by source topic
+	judged  map[string]protocol.TopicID // the source topics for which it was looked
 }
 
 // askSource returns the source's view, cut to the topics to be mirrored.
@@ -90,7 +91,10 @@ func (r *refresher) askMirror(ctx context.Context, source *clusterView, registry
 	if err != nil {
 		return nil, fmt.Errorf("mirror: %w", err)
 	}
-	found := &mirrorTopics{view: view, failed: map[string]error{}, expiry: r.askExpiry(ctx, view)}
+	found := &mirrorTopics{view: view, failed: map[string]error{}, expiry: r.askExpiry(ctx, view), judged: make(map[string]protocol.TopicID, len(names))}
+	for name, t := range source.topics {
+		found.judged[name] = t.id
+	}
 	changed, err := r.mend(ctx, source, found, registry)
 	if err == nil && changed {
 		found.view, err = askView(ctx, r.mirror, mirrorNames)
@@ -277,7 +281,13 @@ func (r *refresher) create(ctx context.Context, topics []*topicView, failed map[
 		case wanted == nil:
 		case err == nil:
 			r.log.Info("topic made on the mirror", zap.String("topic", t.Topic))
-			bases = append(bases, newSettingsRecord(wanted, &topicView{name: t.Topic, id: t.TopicID}, given[t.Topic]))
+			base := given[t.Topic]
+			for _, name := range r.settings.synced {
+				if _, ok := base[name]; !ok {
+					base[name] = nil // left at the default
+				}
+			}
+			bases = append(bases, newSettingsRecord(wanted, &topicView{name: t.Topic, id: t.TopicID}, base))
 		case !errors.Is(err, kerr.TopicAlreadyExists):
 			failed[wanted.name] = described(fmt.Errorf("can't be made on the mirror: %w", err), t.ErrorMessage)
 		}
@@ -414,7 +424,7 @@ func (l *loop) mirrorRefreshed(found *mirrorTopics, err error) {
 			s.expireAge = l.expireAge
 		}
 	}
-	l.mirrorView, l.topicErrors, l.hazards = found.view, found.failed, found.hazards
+	l.mirrorView, l.topicErrors, l.hazards, l.judged = found.view, found.failed, found.hazards, found.judged
 	l.reconcile()
 }
 

@@ -94,6 +94,7 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 	return verify.Run(cmd.Context(), verify.Options{
 		Source: source, Mirror: mirror,
 		Topics:       func(name string) bool { return matchesAny(include, name) && !matchesAny(exclude, name) },
+		Rename:       settings.Topics.Rename,
 		FromEarliest: settings.Topics.Start == "earliest",
 		Patience:     patience, Parallel: parallel,
 	})

@@ -39,6 +39,8 @@ type Options struct {
 	Source *kgo.Client
 	Mirror *kgo.Client
 	Topics func(name string) bool // the topics that are mirrored
+	// Rename is the template of names on the mirror, with {topic} for the source's; "": the same.
+	Rename string
 	// FromEarliest says that the copy began with the source's first record, so that one which lacks the first records
 	// differs, unless the mirror deleted records itself.
 	FromEarliest bool
@@ -92,7 +94,10 @@ var errNoTopic = errors.New("the source has none of the topics")
 // its entry.
 func Run(ctx context.Context, opts Options) (Report, error) {
 	// The mirror's ends are asked before the source's, so that what the mirror holds up to there must be on the source.
-	mirror, err := openCluster(ctx, opts.Mirror, opts.Topics)
+	mirror, err := openCluster(ctx, opts.Mirror, func(name string) bool {
+		source, ok := opts.sourceName(name)
+		return ok && opts.Topics(source)
+	})
 	if err != nil {
 		return Report{Result: Unknown}, fmt.Errorf("mirror: %w", err)
 	}
@@ -137,7 +142,8 @@ func overall(partitions []Partition) Result {
 // comparePartition fills in p.
 func comparePartition(ctx context.Context, opts Options, source, mirror *cluster, p *Partition) {
 	key := partitionKey{p.Topic, p.Partition}
-	from, to := source.logs[key], mirror.logs[key]
+	mirrorKey := partitionKey{opts.mirrorName(p.Topic), p.Partition}
+	from, to := source.logs[key], mirror.logs[mirrorKey]
 	p.Source, p.Mirror = from.Range, to.Range
 	switch {
 	case from.err != nil:
@@ -154,13 +160,34 @@ func comparePartition(ctx context.Context, opts Options, source, mirror *cluster
 	c := comparison{
 		p: p, opts: opts,
 		source: newReader(source, key, from.Range, nil),
-		mirror: newReader(mirror, key, to.Range, isOurs),
+		mirror: newReader(mirror, mirrorKey, to.Range, isOurs),
 	}
 	err := c.run(ctx)
 	c.finish()
 	if err != nil {
 		p.Result, p.Reason = Unknown, err.Error()
 	}
+}
+
+// mirrorName is what a source topic is called on the mirror.
+func (o *Options) mirrorName(topic string) string {
+	if o.Rename == "" {
+		return topic
+	}
+	return strings.Replace(o.Rename, "{topic}", topic, 1)
+}
+
+// sourceName is the other way round; false for a name that doesn't follow the template.
+func (o *Options) sourceName(mirrorTopic string) (string, bool) {
+	if o.Rename == "" {
+		return mirrorTopic, true
+	}
+	before, after, _ := strings.Cut(o.Rename, "{topic}")
+	name, ok := strings.CutPrefix(mirrorTopic, before)
+	if !ok {
+		return "", false
+	}
+	return strings.CutSuffix(name, after)
 }
 
 // isOurs tells whether a producer ID is one of kmirror's: bit 62 is set, which no ID that a broker allocates reaches.

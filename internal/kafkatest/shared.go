@@ -3,9 +3,11 @@ package kafkatest
 import (
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -17,6 +19,7 @@ type sharedPair struct {
 
 	mu             sync.Mutex
 	source, mirror *RealCluster
+	users          map[string]testing.TB // of this round, by name
 	err            error
 }
 
@@ -36,7 +39,8 @@ func Main(m *testing.M, after ...func()) {
 }
 
 // Shared returns two real clusters of one broker each, started by the first caller and shared by all tests of the
-// package. Tests use topic names of their own and leave the brokers running as they found them. It needs Main.
+// package. Tests use topic names of their own and leave the brokers running as they found them. When a test comes a second
+// time (-count), the clusters are emptied, so that each round finds them as the first did. It needs Main.
 func Shared(t testing.TB) (source, mirror *RealCluster) {
 	t.Helper()
 	inst := needKafka(t)
@@ -45,6 +49,10 @@ func Shared(t testing.TB) (source, mirror *RealCluster) {
 	}
 	if err := shared.start(inst); err != nil {
 		t.Fatal(err)
+	}
+	if shared.newRound(t) {
+		removeTopics(t, shared.source)
+		removeTopics(t, shared.mirror)
 	}
 	t.Cleanup(func() {
 		shared.source.showLogs(t)
@@ -64,6 +72,37 @@ func (p *sharedPair) start(inst installation) error {
 	g.Go(func() (err error) { p.mirror, err = newRealCluster(inst, newOptions(nil)); return err })
 	p.err = g.Wait()
 	return p.err
+}
+
+// newRound reports whether a test of this name was here before, in an earlier round.
+func (p *sharedPair) newRound(t testing.TB) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was, ok := p.users[t.Name()]
+	again := ok && was != t
+	if again || p.users == nil {
+		p.users = make(map[string]testing.TB)
+	}
+	p.users[t.Name()] = t
+	return again
+}
+
+// removeTopics deletes all topics but the brokers' own, and with them what groups committed on them.
+func removeTopics(t testing.TB, c *RealCluster) {
+	t.Helper()
+	own := []string{"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
+	adm := kadm.NewClient(c.Client(t))
+	topics, err := adm.ListTopicsWithInternal(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := slices.DeleteFunc(topics.Names(), func(name string) bool { return slices.Contains(own, name) })
+	if len(names) == 0 {
+		return
+	}
+	if _, err := adm.DeleteTopics(t.Context(), names...); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (p *sharedPair) close() {

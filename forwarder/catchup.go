@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	maxFetchVersion = 13 // topics by ID, so that a recreated topic is never read as the old one
-	fetchBytes      = 4<<20 - 64<<10
-	fetchPartBytes  = 1 << 20
+	maxFetchVersion   = 13 // topics by ID, so that a recreated topic is never read as the old one
+	lastStableVersion = 4  // the answer has the last stable offset (KIP-98)
+	fetchBytes        = 4<<20 - 64<<10
+	fetchPartBytes    = 1 << 20
 	// maxQueuedBytes of one stream: past it, it is not fetched for, so that a slow partition doesn't fill the memory of all.
 	maxQueuedBytes = 2 << 20
 
@@ -280,7 +281,7 @@ func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.Fetch
 		for j := range t.Partitions {
 			p := &t.Partitions[j]
 			if s := streams[fetchPart{t.Topic, t.TopicID, p.Partition}]; s != nil {
-				l.fetchedPartition(s, p, memory)
+				l.fetchedPartition(s, p, resp.Version, memory)
 			}
 		}
 	}
@@ -294,7 +295,7 @@ type fetchPart struct {
 }
 
 // fetchedPartition takes what a Fetch brought for one stream.
-func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, memory *fetchMemory) {
+func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, version int16, memory *fetchMemory) {
 	if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
 		l.fetchRefused(s, err)
 		return
@@ -302,8 +303,11 @@ func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, 
 	if s.state != StateCatchUp && s.state != StateTail {
 		return
 	}
+	if version < lastStableVersion {
+		p.LastStableOffset = p.HighWatermark // a broker without transactions
+	}
 	s.sourceEnd = max(s.sourceEnd, p.LastStableOffset)
-	plan, err := readFetched(p.RecordBatches, p.AbortedTransactions, s.next, p.LastStableOffset)
+	plan, err := readFetched(p.RecordBatches, p.AbortedTransactions, s.next, p.LastStableOffset, l.codec)
 	if err != nil {
 		l.fail(s, fmt.Errorf("source log at offset %d: %w", s.next, err), 30*time.Second)
 		return

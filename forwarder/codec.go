@@ -2,16 +2,29 @@ package forwarder
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"sync"
 
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/s2"
+	"github.com/klauspost/compress/zstd"
+	"github.com/pierrec/lz4/v4"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// recordCodec is franz-go's compression as protocol.Codec, for the few batches that must be re-encoded.
-type recordCodec struct{}
+// minUnpackedBytes is what a batch may unpack to at least, however little memory is configured: Kafka's own default limits let a batch of 1 MiB
+// hold that without being built to do harm.
+const minUnpackedBytes = 128 << 20
 
-var decompressor = kgo.DefaultDecompressor()
+// errUnpackedTooLarge says that a batch unpacks to more than memory is meant to hold.
+var errUnpackedTooLarge = errors.New("compressed records unpack to more than the memory bound allows")
+
+// recordCodec is protocol.Codec for the batches that must be re-encoded. It unpacks to no more than limit bytes, or
+// minUnpackedBytes if that is more, and says errUnpackedTooLarge before it holds more.
+type recordCodec struct{ limit int64 }
 
 // compressors holds one compressor a codec, made when first needed.
 var compressors = [...]func() (kgo.Compressor, error){
@@ -39,6 +52,91 @@ func (recordCodec) Compress(codec int, records []byte) ([]byte, error) {
 	return bytes.Clone(out), nil
 }
 
-func (recordCodec) Decompress(codec int, records []byte) ([]byte, error) {
-	return decompressor.Decompress(records, kgo.CompressionCodecType(codec))
+func (c recordCodec) Decompress(codec int, records []byte) ([]byte, error) {
+	limit := max(c.limit, minUnpackedBytes)
+	switch codec {
+	case 0:
+		return records, nil
+	case 1:
+		r, err := gzip.NewReader(bytes.NewReader(records))
+		if err != nil {
+			return nil, err
+		}
+		return readUpTo(r, limit)
+	case 2:
+		return unpackSnappy(records, limit)
+	case 3:
+		return readUpTo(lz4.NewReader(bytes.NewReader(records)), limit)
+	case 4:
+		return unpackZstd(records, limit)
+	}
+	return nil, fmt.Errorf("compression codec %d is unknown", codec)
+}
+
+func readUpTo(r io.Reader, limit int64) ([]byte, error) {
+	var out bytes.Buffer
+	n, err := out.ReadFrom(io.LimitReader(r, limit+1))
+	if n > limit {
+		return nil, fmt.Errorf("%d bytes: %w", limit, errUnpackedTooLarge)
+	}
+	return out.Bytes(), err
+}
+
+// unpackZstd takes windows of up to 512 MiB, four times what Kafka's own consumers read.
+func unpackZstd(records []byte, limit int64) ([]byte, error) {
+	r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(zstd.MaxWindowSize),
+		zstd.WithDecoderMaxMemory(uint64(limit)))
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	out, err := r.DecodeAll(records, nil)
+	if errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		err = fmt.Errorf("%d bytes: %w", limit, errUnpackedTooLarge)
+	}
+	return out, err
+}
+
+// xerialMagic begins the framing of Java's snappy stream: 16 bytes of header, then blocks behind their big endian lengths. Other producers
+// send one raw block.
+var xerialMagic = []byte("\x82SNAPPY\x00")
+
+const xerialHeaderSize = 16
+
+func unpackSnappy(records []byte, limit int64) (out []byte, err error) {
+	if !bytes.HasPrefix(records, xerialMagic) || len(records) < xerialHeaderSize {
+		return unpackSnappyBlock(nil, records, limit)
+	}
+	for b := records[xerialHeaderSize:]; len(b) > 0; {
+		if len(b) < 4 {
+			return nil, io.ErrUnexpectedEOF
+		}
+		n := binary.BigEndian.Uint32(b)
+		if b = b[4:]; uint64(n) > uint64(len(b)) {
+			return nil, io.ErrUnexpectedEOF
+		}
+		if out, err = unpackSnappyBlock(out, b[:n], limit); err != nil {
+			return nil, err
+		}
+		b = b[n:]
+	}
+	return out, nil
+}
+
+func unpackSnappyBlock(out, block []byte, limit int64) ([]byte, error) {
+	n, err := s2.DecodedLen(block)
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(out)+n) > limit {
+		return nil, fmt.Errorf("%d bytes: %w", limit, errUnpackedTooLarge)
+	}
+	unpacked, err := s2.Decode(nil, block)
+	if err != nil {
+		return nil, err
+	}
+	if out == nil {
+		return unpacked, nil
+	}
+	return append(out, unpacked...), nil
 }

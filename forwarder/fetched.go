@@ -19,6 +19,7 @@ type piece struct {
 	batch     protocol.Batch // nil: a marker or a batch of an aborted transaction
 	// leaderEpoch under which the source took it; the batch forgets it when it is stamped.
 	leaderEpoch int32
+	converted   bool // made of messages of an old format: it has memory of its own
 }
 
 // plan is what a Fetch brought for a stream, from its next offset on, without a gap.
@@ -26,7 +27,7 @@ type plan []piece
 
 // readFetched splits raw records into pieces from next on, below the last stable offset. Which batches were aborted is told as to any read_committed
 // consumer (Kafka's CompletedFetch): a producer's batches are aborted from the listed first offset to its abort marker.
-func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbortedTransaction, next, lastStable int64) (plan, error) {
+func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbortedTransaction, next, lastStable int64, codec protocol.Codec) (plan, error) {
 	slices.SortFunc(aborted, func(a, b kmsg.FetchResponseTopicPartitionAbortedTransaction) int {
 		return cmp.Compare(a.FirstOffset, b.FirstOffset)
 	})
@@ -34,6 +35,10 @@ func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbort
 	var pieces plan
 	for len(records) > 0 {
 		b, rest, err := protocol.ParseBatch(records)
+		converted := errors.Is(err, protocol.ErrOldMagic)
+		if converted {
+			b, rest, err = protocol.ConvertOld(records, codec)
+		}
 		if errors.Is(err, protocol.ErrIncomplete) {
 			break // the answer was cut at its size
 		}
@@ -63,7 +68,7 @@ func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbort
 		case !b.Dense():
 			return pieces, fmt.Errorf("batch at [%d, %d) has %d records: compacted topics can't be mirrored yet", base, end, b.RecordCount())
 		default:
-			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch()})
+			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch(), converted: converted})
 		}
 		next = end
 	}
@@ -167,27 +172,42 @@ func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
 }
 
 // queueFetched queues one batch from the source log, re-encoded where it can't go as it is: it begins below next (R5), crosses a producer
-// epoch (N2), or carries append time.
+// epoch (N2), carries append time, or is larger than the mirror takes.
 func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
 	if s.holeFrom >= 0 && s.hasSegment(s.next) {
 		s.holeFrom = -1
 	}
-	whole := s.next == x.base && x.batch.Attributes()&protocol.AttrLogAppendTime == 0
-	if room, fits := s.mayQueue(x.end - s.next); whole && fits {
+	whole := s.next == x.base && x.batch.Attributes()&protocol.AttrLogAppendTime == 0 && s.fitsMirror(len(x.batch))
+	room, fits := s.mayQueue(x.end - s.next)
+	e := entry{base: x.base, end: x.end, crc: x.batch.CRC(), maxTimestamp: x.batch.MaxTimestamp(), batch: x.batch}
+	switch {
+	case whole && fits && x.converted:
+		l.takeMade(s, e)
+	case whole && fits:
 		memory.refs.Add(1)
-		s.take(entry{base: x.base, end: x.end, crc: x.batch.CRC(), maxTimestamp: x.batch.MaxTimestamp(), batch: x.batch, memory: memory})
-	} else {
+		e.memory = memory
+		s.take(e)
+	default:
 		for end := int64(0); s.next < x.end; room, _ = s.mayQueue(1) {
 			end = min(x.end, s.next+room)
-			b, err := protocol.Recode(x.batch, s.next, end, recordCodec{})
+			b, err := protocol.Recode(x.batch, s.next, end, l.codec)
 			if err != nil {
 				return err
 			}
 			l.metrics.recoded.Inc()
-			l.memory.force(int64(len(b)))
-			s.take(entry{base: s.next, end: end, crc: x.batch.CRC(), maxTimestamp: b.MaxTimestamp(), batch: b, charge: int64(len(b))})
+			if err := l.takeParts(s, entry{base: s.next, end: end, crc: x.batch.CRC(), batch: b}); err != nil {
+				return err
+			}
 		}
 	}
 	l.makeReady(s)
 	return nil
+}
+
+// takeMade takes a batch that has memory of its own.
+func (l *loop) takeMade(s *stream, e entry) {
+	e.charge = e.sizeBytes()
+	e.maxTimestamp = e.batch.MaxTimestamp()
+	l.memory.force(e.charge)
+	s.take(e)
 }

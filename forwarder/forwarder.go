@@ -24,6 +24,7 @@ type Forwarder struct {
 	log       *zap.Logger
 	metrics   *metrics
 	memory    budget
+	codec     recordCodec
 	inbox     inbox
 	directory atomic.Pointer[directory]
 	selected  atomic.Pointer[selector]
@@ -57,7 +58,7 @@ func New(opts Options) (*Forwarder, error) {
 		opts: opts, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		inbox: inbox{wake: make(chan struct{}, 1)}, ended: make(chan struct{}),
 	}
-	f.memory.limit = opts.MemoryBytes
+	f.memory.limit, f.codec.limit = opts.MemoryBytes, opts.MemoryBytes
 	f.directory.Store(&directory{})
 	f.selected.Store(&selector{opts.Include, opts.Exclude})
 	if opts.Registry != nil {

@@ -238,7 +238,7 @@ func (l *loop) merge(s *stream) {
 		room += len(batches[i]) + 8*int(batches[i].RecordCount()) // deltas may take a few bytes more
 	}
 	buf := bufpool.Get(room)
-	merged, err := protocol.Merge(buf.B, batches, recordCodec{})
+	merged, err := protocol.Merge(buf.B, batches, l.codec)
 	if err != nil || int64(len(merged)) > s.mergeBytes {
 		buf.Release()
 		return

@@ -70,6 +70,7 @@ type partition struct {
 	earlyBytes int64
 
 	mergeBytes int64 // bound of a merged batch; smaller once the mirror found one too large
+	batchLimit int64 // what the mirror topic takes, as it showed by a refusal; 0: it took everything
 	// queuedBytes is the size of queue.
 	queuedBytes int64
 	// holeFrom is where the hole begins that ends at next, -1: none. What follows it needs a segment first (rule N3).
@@ -99,13 +100,20 @@ func (p *partition) offer(e entry) verdict {
 	case e.base < p.next:
 		return doubtful
 	case e.base == p.next && p.holeFrom < 0:
-		if _, fits := p.mayQueue(e.end - e.base); !fits {
+		if _, fits := p.mayQueue(e.end - e.base); !fits || !p.fitsMirror(len(e.batch)) {
 			return refused
 		}
 		p.take(e)
 		return taken
+	case !p.fitsMirror(len(e.batch)):
+		return refused
 	}
 	return p.hold(e)
+}
+
+// fitsMirror reports whether a batch of that size is worth sending.
+func (p *partition) fitsMirror(sizeBytes int) bool {
+	return p.batchLimit == 0 || int64(sizeBytes) <= p.batchLimit
 }
 
 // judgeBelow tells a producer's retry from a batch that isn't what was mirrored at its offsets.

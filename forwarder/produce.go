@@ -157,7 +157,8 @@ type produceAnswer struct {
 	code       int16
 	message    string
 	baseOffset int64
-	known      bool // the answer names this partition
+	known      bool    // the answer names this partition
+	badRecords []int32 // their places in the batch, where the broker names them (Produce v8)
 }
 
 // readAnswers matches the response to the request's batches; brokers answer in an order of their own.
@@ -183,6 +184,9 @@ func (p *producing) readAnswers(version int16, body []byte) (answers []produceAn
 			})
 			if k >= 0 {
 				answers[k] = produceAnswer{code: a.ErrorCode, baseOffset: a.BaseOffset, known: true}
+				for _, bad := range a.ErrorRecords {
+					answers[k].badRecords = append(answers[k].badRecords, bad.RelativeOffset)
+				}
 				if a.ErrorMessage != nil {
 					answers[k].message = *a.ErrorMessage
 				}

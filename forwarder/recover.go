@@ -398,6 +398,9 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.numbering = r.numbering
 	s.next, s.acked, s.mirrorEnd, s.holeFrom = r.next, r.next, r.standing.logEnd, -1
 	s.solo = true
+	if !l.now.Before(s.batchLimitUntil) {
+		s.batchLimit, s.mergeBytes = 0, l.opts.MergeBytes
+	}
 	s.lastOld = r.standing.found && s.old(r.standing.timestamp, l.now)
 	s.stateFresh = r.fresh || r.standing.known && !s.lastOld
 	if r.job.twice {

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -78,6 +79,8 @@ type stream struct {
 	markedAt time.Time
 	asking   bool // the source is asked about the lineage; nothing is read meanwhile
 
+	batchLimitUntil time.Time // batchLimit is forgotten then
+
 	sourceEnd  int64 // committed end on the source as last seen, -1: unknown
 	lost       int64
 	lostRanges [][2]int64 // the last maxLostRanges
@@ -131,8 +134,8 @@ func (l *loop) setState(s *stream, state State, reason string) {
 			l.log.Error("stream stopped", s.logFields(zap.String("reason", reason))...)
 		}
 	}
-	if state == StateLive || state == StateCatchUp || state == StateTail {
-		s.blockedOn = ""
+	if state == StateLive || state == StateTail {
+		s.blockedOn = "" // in catch-up what is refused may be ahead still
 	}
 	s.state, s.reason = state, reason
 }
@@ -223,6 +226,7 @@ func (l *loop) acknowledged(s *stream, e *entry, baseOffset int64) {
 	s.lastBatch, s.lastBatchAt = span, baseOffset
 	s.uncommitted = true
 	s.wait.reset()
+	s.blockedOn = ""
 	l.metrics.mirroredRecords.Add(float64(span.end - span.base))
 	l.metrics.mirroredBatches.Inc()
 	l.metrics.mirroredBytes.Add(float64(e.sizeBytes()))
@@ -240,7 +244,7 @@ var (
 
 // mendable are refusals that a person mends at the mirror; the stream looks again after a while.
 var mendable = []*kerr.Error{
-	kerr.MessageTooLarge, kerr.RecordListTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.CorruptMessage,
+	kerr.InvalidRecord, kerr.CorruptMessage,
 	kerr.TopicAuthorizationFailed, kerr.ClusterAuthorizationFailed, kerr.PolicyViolation, kerr.UnsupportedCompressionType,
 	kerr.UnsupportedForMessageFormat, kerr.InvalidRequiredAcks,
 }
@@ -251,18 +255,16 @@ func (l *loop) refusedByMirror(s *stream, e *entry, a produceAnswer) {
 	l.metrics.refusals.Inc()
 	// An error before any success, while nothing is known of us, is how a broker that wants sequence 0 first speaks (N2, N4).
 	strict := s.solo && (errors.Is(err, kerr.OutOfOrderSequenceNumber) || errors.Is(err, kerr.UnknownProducerID))
-	if tooLarge := errors.Is(err, kerr.MessageTooLarge) || errors.Is(err, kerr.RecordListTooLarge); tooLarge && e.merged {
-		s.mergeBytes = int64(len(e.batch)) / 2
-		l.endSession(s, err)
+	switch {
+	case errors.Is(err, kerr.MessageTooLarge), errors.Is(err, kerr.RecordListTooLarge):
+		l.tooLarge(s, e, err)
 		return
-	}
-	for _, m := range mendable {
-		if errors.Is(err, m) {
-			l.log.Warn("mirror refused record batch", s.logFields(zap.Int64("base_offset", e.base), zap.Int64("end_offset", e.end),
-				zap.Int("size_bytes", len(e.batch)), zap.String("message", a.message), zap.Error(err))...)
-			l.fail(s, fmt.Errorf("mirror refused the batch at source offsets [%d, %d) of %d bytes: %w", e.base, e.end, len(e.batch), err), 10*time.Second)
-			return
-		}
+	case errors.Is(err, kerr.InvalidTimestamp):
+		l.badTimestamp(s, e, a)
+		return
+	case slices.ContainsFunc(mendable, func(m *kerr.Error) bool { return errors.Is(err, m) }):
+		l.fail(s, described(fmt.Errorf("mirror refused the batch at source offsets [%d, %d) of %d bytes: %w", e.base, e.end, len(e.batch), err), &a.message), refusalRetry)
+		return
 	}
 	if errors.Is(err, kerr.NotLeaderForPartition) || errors.Is(err, kerr.UnknownTopicOrPartition) || errors.Is(err, kerr.UnknownTopicID) ||
 		errors.Is(err, kerr.LeaderNotAvailable) || errors.Is(err, kerr.KafkaStorageError) {

@@ -125,6 +125,27 @@ func (r *recoder) keep(attributes byte, timestamp int64, rest []byte) {
 	r.count++
 }
 
+// Timestamps returns the records' timestamps in ms, in order.
+func Timestamps(b Batch, codec Codec) (times []int64, err error) {
+	records, err := codec.Decompress(b.Codec(), b.Records())
+	if err != nil {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	for len(records) > 0 {
+		length, n := binary.Varint(records)
+		if n <= 0 || length < 1 || length > int64(len(records)-n) {
+			return nil, fmt.Errorf("record length: %w", ErrCorrupt)
+		}
+		delta, dn := binary.Varint(records[n+1 : n+int(length)])
+		if dn <= 0 {
+			return nil, fmt.Errorf("timestamp delta: %w", ErrCorrupt)
+		}
+		times = append(times, b.BaseTimestamp()+delta)
+		records = records[n+int(length):]
+	}
+	return times, nil
+}
+
 // AbortMarker reports whether a control batch's marker is an abort (else a commit, or a kind this code doesn't know).
 func AbortMarker(b Batch) bool {
 	records := b.Records()

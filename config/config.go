@@ -29,6 +29,7 @@ type Config struct {
 // Cluster says how kmirror's own clients reach a Kafka cluster. Clients of the proxy bring their own SASL.
 type Cluster struct {
 	Bootstrap Servers   `koanf:"bootstrap" help:"bootstrap servers, host:port"`
+	ProxyURL  Secret    `koanf:"proxy_url" help:"reach the brokers through socks5://[user:password@]host:port or http://[user:password@]host:port (CONNECT)"`
 	TLS       ClientTLS `koanf:"tls"`
 	SASL      SASL      `koanf:"sasl"`
 }
@@ -58,8 +59,18 @@ type Proxy struct {
 	Listen      string      `koanf:"listen" help:"address of the bootstrap listener, host:port"`
 	Advertise   string      `koanf:"advertise" help:"host that clients are told; default: the listener's, or on all addresses the one that the client came to"`
 	BrokerPorts BrokerPorts `koanf:"broker_ports"`
+	SNI         SNI         `koanf:"sni"`
 	TLS         ServerTLS   `koanf:"tls"`
-	Limits      Limits      `koanf:"limits"`
+	// The PROXY protocol of load balancers, versions 1 and 2.
+	ProxyProtocol     string `koanf:"proxy_protocol" help:"PROXY protocol header at the begin of client connections: off, allowed or required"`
+	SendProxyProtocol string `koanf:"send_proxy_protocol" help:"begin connections to the source with a PROXY protocol header that names the client: off, v1 or v2"`
+	Limits            Limits `koanf:"limits"`
+}
+
+// SNI lets all brokers share one port: the TLS server name chooses the broker.
+type SNI struct {
+	Pattern string `koanf:"pattern" help:"host name of broker n, as in broker-{id}.kafka.example.com; then no broker has a port of its own"`
+	Port    int    `koanf:"port" help:"port that clients are told; 0: the bootstrap listener's"`
 }
 
 // BrokerPorts gives every source broker a port of its own on the proxy.
@@ -78,6 +89,13 @@ type ServerTLS struct {
 type Limits struct {
 	Connections  int  `koanf:"connections" help:"client connections at a time"`
 	RequestBytes Size `koanf:"request_bytes" help:"largest request; as socket.request.max.bytes of the brokers"`
+
+	ConnectionsPerIP int           `koanf:"connections_per_ip" help:"client connections of one address at a time; 0: no bound of its own"`
+	FrameTime        time.Duration `koanf:"frame_time" help:"wait for the next byte of a request that has begun, or of a TLS handshake"`
+	FirstRequest     time.Duration `koanf:"first_request" help:"time from the connection to its first request; 0: no bound"`
+	Idle             time.Duration `koanf:"idle" help:"time without a request, with none unanswered, after which a connection is ended; 0: no bound, the broker's holds"`
+	Age              time.Duration `koanf:"age" help:"time after which a connection is ended between two requests, up to a tenth earlier, so that clients spread anew; 0: no bound"`
+	Unread           time.Duration `koanf:"unread" help:"time that a client may take nothing of its answers; 0: no bound"`
 }
 
 // Topics says what is mirrored and how.
@@ -114,6 +132,7 @@ type Admin struct {
 type Log struct {
 	Level  string `koanf:"level" help:"debug, info, warn or error"`
 	Format string `koanf:"format" help:"text or json"`
+	Access string `koanf:"access" help:"JSON lines of what clients do (connect, log in, topics produced to, close): a file, which is opened anew on SIGHUP, or stdout; empty: none"`
 }
 
 // Default returns the settings that hold where nothing else is said.
@@ -121,7 +140,12 @@ func Default() Config {
 	return Config{
 		Name:  "default",
 		Roles: []string{RoleProxy, RoleMirror},
-		Proxy: Proxy{Limits: Limits{Connections: 10_000, RequestBytes: 100 << 20}},
+		Proxy: Proxy{
+			ProxyProtocol: "off", SendProxyProtocol: "off",
+			Limits: Limits{
+				Connections: 10_000, RequestBytes: 100 << 20, FrameTime: 30 * time.Second, FirstRequest: time.Minute, Unread: 10 * time.Minute,
+			},
+		},
 		Topics: Topics{
 			Include: []string{"/.*/"}, Start: "earliest", Partitions: "expand",
 			Settings: []string{

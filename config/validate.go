@@ -2,6 +2,7 @@ package config
 
 import (
 	"net"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -76,6 +77,17 @@ func (c Cluster) check(p *Problems, path string) {
 	for i, server := range c.Bootstrap {
 		checkAddress(p, path+".bootstrap["+strconv.Itoa(i)+"]", server)
 	}
+	if c.ProxyURL != "" {
+		u, err := url.Parse(string(c.ProxyURL))
+		switch { // the URL itself may hold a password
+		case err != nil:
+			p.add(path+".proxy_url", "want a URL as in socks5://host:1080 or http://host:3128")
+		case u.Scheme != "socks5" && u.Scheme != "http":
+			p.add(path+".proxy_url", "want socks5:// or http://, got %q", u.Scheme+"://")
+		case u.Port() == "":
+			p.add(path+".proxy_url", "missing port")
+		}
+	}
 	c.TLS.check(p, path+".tls")
 	c.SASL.check(p, path+".sasl")
 }
@@ -133,11 +145,47 @@ func (x Proxy) check(p *Problems) {
 		p.add("proxy.tls.cert_file", "missing, but proxy.tls.client_ca_file is set")
 	}
 	checkFile(p, "proxy.tls.client_ca_file", x.TLS.ClientCAFile)
+	x.checkSNI(p)
+	oneOf(p, "proxy.proxy_protocol", x.ProxyProtocol, "off", "allowed", "required")
+	oneOf(p, "proxy.send_proxy_protocol", x.SendProxyProtocol, "off", "v1", "v2")
 	if x.Limits.Connections < 1 {
 		p.add("proxy.limits.connections", "want at least 1, got %d", x.Limits.Connections)
 	}
 	if x.Limits.RequestBytes < 1<<10 || x.Limits.RequestBytes > 1<<31-1 {
 		p.add("proxy.limits.request_bytes", "want 1KiB to 2GiB less one byte, got %v", x.Limits.RequestBytes)
+	}
+	if x.Limits.ConnectionsPerIP < 0 {
+		p.add("proxy.limits.connections_per_ip", "want 0 or more, got %d", x.Limits.ConnectionsPerIP)
+	}
+	if x.Limits.FrameTime < time.Second {
+		p.add("proxy.limits.frame_time", "want at least 1s, got %v", x.Limits.FrameTime)
+	}
+	for path, limit := range map[string]time.Duration{"first_request": x.Limits.FirstRequest, "idle": x.Limits.Idle, "age": x.Limits.Age, "unread": x.Limits.Unread} {
+		if limit != 0 && limit < time.Second {
+			p.add("proxy.limits."+path, "want 0 for no bound, or at least 1s, got %v", limit)
+		}
+	}
+}
+
+func (x Proxy) checkSNI(p *Problems) {
+	if x.SNI.Port < 0 || x.SNI.Port > 65535 {
+		p.add("proxy.sni.port", "want 0 to 65535, got %d", x.SNI.Port)
+	}
+	if x.SNI.Pattern == "" {
+		if x.SNI.Port != 0 {
+			p.add("proxy.sni.pattern", "missing, but proxy.sni.port is set")
+		}
+		return
+	}
+	before, after, found := strings.Cut(x.SNI.Pattern, "{id}")
+	if !found || strings.ContainsAny(before+after, "{}: /") {
+		p.add("proxy.sni.pattern", "want a host name with {id} in it, as in broker-{id}.kafka.example.com, got %q", x.SNI.Pattern)
+	}
+	if x.TLS.CertFile == "" {
+		p.add("proxy.tls.cert_file", "missing, but proxy.sni.pattern is set: only TLS clients name a server")
+	}
+	if x.BrokerPorts.Base != 0 {
+		p.add("proxy.broker_ports.base", "set, and proxy.sni.pattern too: name one of them")
 	}
 }
 

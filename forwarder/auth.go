@@ -2,27 +2,13 @@ package forwarder
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/sasl"
 )
-
-func dialTLS(ctx context.Context, dialer *net.Dialer, addr string, config *tls.Config) (net.Conn, error) {
-	if config.ServerName == "" {
-		host, _, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		config = config.Clone()
-		config.ServerName = host
-	}
-	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", addr)
-}
 
 // authenticate logs in with the first of the mechanisms that the broker offers: SaslHandshake v1, then SaslAuthenticate (KIP-152).
 func (c *conn) authenticate(ctx context.Context, mechanisms []sasl.Mechanism) error {

@@ -104,8 +104,8 @@ func clientOptions(o ClusterOptions, clientID string) []kgo.Opt {
 		kgo.SeedBrokers(o.Seeds...), kgo.ClientID(clientID), kgo.DialTimeout(dialTimeout),
 		kgo.MetadataMinAge(100 * time.Millisecond), // a topic made a moment ago is looked for again soon
 	}
-	if o.TLS != nil {
-		opts = append(opts, kgo.DialTLSConfig(o.TLS))
+	if o.Dial != nil {
+		opts = append(opts, kgo.Dialer(o.Dial))
 	}
 	if len(o.SASL) > 0 {
 		opts = append(opts, kgo.SASL(o.SASL...))

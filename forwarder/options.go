@@ -1,7 +1,8 @@
 package forwarder
 
 import (
-	"crypto/tls"
+	"context"
+	"net"
 	"regexp"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 // ClusterOptions says how kmirror's own clients reach a cluster.
 type ClusterOptions struct {
 	Seeds []string // host:port
-	TLS   *tls.Config
-	SASL  []sasl.Mechanism
+	// Dial opens a connection to a broker, with TLS where it's spoken; nil: plain TCP.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	SASL []sasl.Mechanism
 }
 
 // Start says where a stream begins that never was.

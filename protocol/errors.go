@@ -39,3 +39,11 @@ type SizeError struct {
 func (e *SizeError) Error() string {
 	return fmt.Sprintf("frame size %d: %s", e.Size, e.Cause)
 }
+
+// ErrorName is Kafka's name of an error code.
+func ErrorName(code int16) string {
+	if e, ok := errors.AsType[*kerr.Error](kerr.ErrorForCode(code)); ok {
+		return e.Message
+	}
+	return "NONE"
+}

@@ -14,6 +14,7 @@ const (
 	KeyFindCoordinator  = int16(kmsg.FindCoordinator)
 	KeySASLHandshake    = int16(kmsg.SASLHandshake)
 	KeyAPIVersions      = int16(kmsg.ApiVersions)
+	KeySASLAuthenticate = int16(kmsg.SASLAuthenticate)
 	KeyDescribeCluster  = int16(kmsg.DescribeCluster)
 	KeyShareFetch       = int16(kmsg.ShareFetch)
 	KeyShareAcknowledge = int16(kmsg.ShareAcknowledge)
@@ -105,4 +106,17 @@ func SASLMechanism(frame []byte) string {
 func SASLHandshakeAccepted(frame []byte) bool {
 	w := responseBody(frame, KeySASLHandshake, 0)
 	return w.int16() == 0 && !w.bad
+}
+
+// SASLToken reads the token of a SaslAuthenticate request, aliasing frame; nil if it can't.
+func SASLToken(frame []byte) []byte {
+	w := requestBody(frame, ParseRequestHeader(frame))
+	return w.nullableBytes()
+}
+
+// SASLAuthenticateCode reads the error code of a SaslAuthenticate response; false if it can't.
+func SASLAuthenticateCode(frame []byte, version int16) (code int16, ok bool) {
+	w := responseBody(frame, KeySASLAuthenticate, version)
+	code = w.int16()
+	return code, !w.bad
 }

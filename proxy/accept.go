@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -67,19 +68,22 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}()
 	defer client.Close()
 	keepAlive(client)
+	limitUnread(client, s.o.Limits.Unread, s.log)
 	if t, ok := client.(*net.TCPConn); ok {
 		t.SetWriteBuffer(answerBuffer)
 	}
-	c := &conn{s: s, broker: b, client: client, host: s.advertised(client)}
-	if s.o.DownstreamTLS != nil {
-		t, err := handshakeTLS(s.base, client, s.o.DownstreamTLS, s.o.FrameTimeout)
-		if err != nil {
-			s.closed(c, &closeError{reasonTLS, err}, nil)
-			return
-		}
-		c.client = t
+	now := time.Now()
+	c := &conn{s: s, broker: b, client: client, began: now, quietSince: now, maxAge: jittered(s.o.Limits.Age)}
+	err := c.greet()
+	if err == nil && !s.admit(addressOf(c.ends.client)) {
+		err = closing(reasonLimit, "connection refused: %d of this address are open", s.o.Limits.PerIP)
 	}
-	source, err := s.dialBroker(b)
+	if err != nil {
+		s.closed(c, err, nil)
+		return
+	}
+	defer s.dismiss(addressOf(c.ends.client))
+	source, err := s.dialBroker(c.broker, c.ends)
 	if err != nil {
 		reset(client)
 		s.closed(c, &closeError{reasonDial, err}, nil)
@@ -91,10 +95,48 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		source.Close()
 		return
 	}
+	c.accessConnected()
 	c.serve()
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
+}
+
+// greet takes what comes before the first request: the PROXY protocol header and the TLS handshake, whose server name may choose the broker.
+func (c *conn) greet() (err error) {
+	s := c.s
+	if c.ends, err = readProxyHeader(c.client, s.o.ProxyHeader, s.o.FrameTimeout); err != nil {
+		return &closeError{reasonProxyHeader, err}
+	}
+	c.host = s.advertised(c.ends.proxy)
+	if s.o.DownstreamTLS == nil {
+		return nil
+	}
+	t, err := handshakeTLS(s.base, c.client, s.o.DownstreamTLS, s.o.FrameTimeout)
+	if err != nil {
+		return &closeError{reasonTLS, err}
+	}
+	c.client = t
+	if s.o.SNI.Pattern != "" {
+		if c.broker, err = s.route(t.ConnectionState().ServerName); err != nil {
+			return &closeError{reasonServerName, err}
+		}
+	}
+	return nil
+}
+
+// admit counts a connection of an address; false if it has too many.
+func (s *Server) admit(ip netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.takeAddress(ip)
+}
+
+// dismiss is the counterpart of admit.
+func (s *Server) dismiss(ip netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leaveAddress(ip)
 }
 
 // reset makes the coming close a reset. Direct, a client would be refused by a broker that is down, and would try again; a plain end of a
@@ -118,14 +160,14 @@ func (s *Server) enter(c *conn) bool {
 }
 
 // advertised is the host that this client is told.
-func (s *Server) advertised(client net.Conn) string {
+func (s *Server) advertised(here net.Addr) string {
 	if s.o.Advertise != "" {
 		return s.o.Advertise
 	}
 	if ip := net.ParseIP(s.bindHost); s.bindHost != "" && (ip == nil || !ip.IsUnspecified()) {
 		return s.bindHost
 	}
-	return client.LocalAddr().(*net.TCPAddr).IP.String()
+	return addressOf(here).String()
 }
 
 // answerBuffer bounds what the kernel keeps, in each of two sockets, of answers for a client that doesn't read; it doubles the figure. Left to

@@ -34,8 +34,9 @@ type BrokerLister interface {
 // broker left the cluster, and find it again there when the broker comes back.
 type broker struct {
 	id   int32
-	port int32 // bound
-	ln   net.Listener
+	port int32                  // that clients are told
+	host string                 // that they are told, "": the connection's
+	ln   net.Listener           // nil where a server name stands for the broker
 	at   atomic.Pointer[Broker] // where the broker is now; nil if another broker took that address
 }
 
@@ -123,8 +124,17 @@ func (b *brokers) close() {
 	defer b.mu.Unlock()
 	b.closed = true
 	for _, k := range b.byID {
-		k.ln.Close()
+		if k.ln != nil {
+			k.ln.Close()
+		}
 	}
+}
+
+// get returns the listener of a broker, nil if there is none.
+func (b *brokers) get(id int32) *broker {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	return b.byID[id]
 }
 
 func (b *brokers) len() int {

@@ -32,6 +32,7 @@ type conn struct {
 	client, source net.Conn
 	broker         *broker // that the listener stands for; nil for the bootstrap listener
 	host           string  // that this client is told to reach brokers at
+	ends           endpoints
 	log            *zap.Logger
 
 	requests  pipe // client to source
@@ -49,6 +50,17 @@ type conn struct {
 	addressOf    protocol.AddressFunc
 	produceParts []producePart // scratch of the response goroutine
 	partIndex    map[partKey]int
+
+	access                      *access // nil without an access log
+	requestBytes, responseBytes atomic.Int64
+	zeroAcks                    atomic.Int64 // Produce requests without an answer
+	began                       time.Time
+	maxAge                      time.Duration
+	endReason                   atomic.Pointer[string] // why the proxy ended it, if a limit did
+
+	sweptAsked    uint64 // of the sweep
+	sweptZeroAcks int64
+	quietSince    time.Time
 }
 
 const manyTokens = -1
@@ -82,8 +94,8 @@ func closing(reason, format string, args ...any) error {
 // begin makes c ready to serve, and to be drained or aborted.
 func (c *conn) begin() {
 	c.flight.init()
-	c.requests.init(c.client, c.source, c.s.o.FrameTimeout, c.s.metrics.requestBytes)
-	c.responses.init(c.source, c.client, 0, c.s.metrics.responseBytes)
+	c.requests.init(c.client, c.source, c.s.o.FrameTimeout, func(n int) { c.requestBytes.Add(int64(n)); c.s.metrics.requestBytes(n) })
+	c.responses.init(c.source, c.client, 0, func(n int) { c.responseBytes.Add(int64(n)); c.s.metrics.responseBytes(n) })
 	c.addressOf = c.address
 }
 
@@ -104,6 +116,16 @@ func (c *conn) serve() {
 	c.client.Close()
 	c.letGo()
 	c.s.closed(c, requestErr, responseErr)
+}
+
+// tlsSubject is the subject of the client's certificate, "" if it showed none.
+func tlsSubject(client net.Conn) string {
+	if t, ok := client.(*tls.Conn); ok {
+		if certs := t.ConnectionState().PeerCertificates; len(certs) > 0 {
+			return certs[0].Subject.String()
+		}
+	}
+	return ""
 }
 
 // linger reads what the client still sends, until it has seen the end of our stream and closes too, for a short time. The kernel
@@ -234,6 +256,13 @@ func (c *conn) forwardRequest(h protocol.RequestHeader, n int) error {
 		return closing(reasonVersion, "%s v%d, which kmirror doesn't offer", kmsg.NameForKey(h.APIKey), h.APIVersion)
 	}
 	r := request{header: h}
+	watch, err := c.accessSASL(h, n)
+	if err != nil {
+		return err
+	}
+	if watch {
+		r.answer = answerAuthenticate
+	}
 	switch {
 	case h.APIKey == protocol.KeyProduce:
 		return c.forwardProduce(r, n)
@@ -287,6 +316,7 @@ func (c *conn) forwardProduce(r request, n int) error {
 		return err
 	}
 	if acks == 0 {
+		c.zeroAcks.Add(1)
 		return c.passOn(n) // there is no response
 	}
 	reads := protocol.ReadsProduce(r.header.APIVersion) && c.s.o.Sink != nil
@@ -535,6 +565,9 @@ func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err erro
 	case answerHandshake:
 		c.handshakeOK.Store(protocol.SASLHandshakeAccepted(frame))
 		return nil, nil
+	case answerAuthenticate:
+		c.accessAuthenticated(frame, h.APIVersion)
+		return nil, nil
 	case answerProduce:
 		if endpoints, err := c.produceAnswered(r, frame); err != nil || !endpoints {
 			return nil, err
@@ -559,7 +592,7 @@ func (c *conn) address(nodeID int32, host []byte, port int32) (string, int32, bo
 	if !ok {
 		return "", 0, false
 	}
-	return c.host, b.port, true
+	return cmp.Or(b.host, c.host), b.port, true
 }
 
 // closeWrite ends our side of a connection's stream, so that the peer sees it after all that was written.
@@ -576,7 +609,7 @@ func quiet(err error) bool {
 }
 
 // handshakeTLS takes a client's TLS handshake, within a bound.
-func handshakeTLS(ctx context.Context, client net.Conn, config *tls.Config, timeout time.Duration) (net.Conn, error) {
+func handshakeTLS(ctx context.Context, client net.Conn, config *tls.Config, timeout time.Duration) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	t := tls.Server(client, config)

@@ -8,25 +8,26 @@ import (
 )
 
 // dialBroker connects to a broker, or for the bootstrap listener to any seed, else to any broker known.
-func (s *Server) dialBroker(b *broker) (net.Conn, error) {
+func (s *Server) dialBroker(b *broker, client endpoints) (net.Conn, error) {
+	ctx := withClient(s.base, client)
 	if b != nil {
 		at := b.at.Load()
 		if at == nil {
 			return nil, fmt.Errorf("broker %d left the cluster", b.id)
 		}
-		c, err := s.dial(s.base, at.address())
+		c, err := s.dial(ctx, at.address())
 		if err != nil {
 			return nil, fmt.Errorf("broker %d at %s: %w", b.id, at.address(), err)
 		}
 		return c, nil
 	}
-	c, err := s.seeds.connect(s.base)
+	c, err := s.seeds.connect(ctx)
 	if err == nil {
 		return c, nil
 	}
 	for _, k := range s.brokers.list() {
 		if at := k.at.Load(); at != nil {
-			if c, err := s.dial(s.base, at.address()); err == nil {
+			if c, err := s.dial(ctx, at.address()); err == nil {
 				return c, nil
 			}
 		}
@@ -45,6 +46,12 @@ func (s *Server) dial(ctx context.Context, address string) (net.Conn, error) {
 	keepAlive(c)
 	if t, ok := c.(*net.TCPConn); ok {
 		t.SetReadBuffer(answerBuffer)
+	}
+	if s.o.SendProxyHeader > 0 {
+		if err := sendProxyHeader(ctx, c, s.o.SendProxyHeader); err != nil {
+			c.Close()
+			return nil, err
+		}
 	}
 	if s.o.UpstreamTLS == nil {
 		return c, nil

@@ -14,19 +14,24 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	if quiet(requestErr) && !quiet(responseErr) {
 		err = responseErr
 	}
-	fields := []zap.Field{zap.Stringer("client", c.client.RemoteAddr())}
+	fields := []zap.Field{zap.Stringer("client", c.ends.client)}
 	if c.broker != nil {
 		fields = append(fields, zap.Int32("broker", c.broker.id))
 	}
 	if ce, ok := errors.AsType[*closeError](err); ok {
 		s.metrics.closedBy[ce.reason].Inc()
 		s.warnings.warn(ce.reason, "connection closed", append(fields, zap.String("reason", ce.reason), zap.Error(ce.err))...)
+		c.accessEnded(ce.reason, ce.err)
 		return
 	}
 	s.mu.Lock()
 	draining := s.draining
 	s.mu.Unlock()
-	switch {
+	switch limit := c.endReason.Load(); {
+	case limit != nil:
+		if reason = *limit; reason == reasonFirstRequest {
+			s.warnings.warn(reason, "connection closed: no request came", fields...)
+		}
 	case draining:
 		reason = reasonShutdown
 	case c.endedBy.Load() == endedByBroker:
@@ -40,6 +45,7 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 		s.warnings.warn(reason, "connection closed: a request stopped midway", fields...)
 	}
 	s.metrics.closedBy[reason].Inc()
+	c.accessEnded(reason, nil)
 	s.log.Debug("connection ended", append(fields, zap.String("reason", reason), zap.NamedError("request_error", requestErr), zap.NamedError("response_error", responseErr))...)
 }
 

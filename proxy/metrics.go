@@ -20,10 +20,16 @@ const (
 	reasonResponse = "response" // a response that can't be matched or read
 	reasonForeign  = "foreign"  // the broker speaks something else
 	reasonShutdown = "shutdown" // kmirror is stopping
+
+	reasonProxyHeader  = "proxy-header"  // the PROXY protocol header is missing or wrong
+	reasonServerName   = "server-name"   // the TLS server name stands for no broker
+	reasonFirstRequest = "first-request" // none came in time
+	reasonIdle         = "idle"          // longer than the limit
+	reasonAge          = "age"           // the limit
 )
 
 var reasons = []string{reasonClient, reasonBroker, reasonDial, reasonTLS, reasonLimit, reasonTimeout, reasonBadFrame, reasonVersion,
-	reasonResponse, reasonForeign, reasonShutdown}
+	reasonResponse, reasonForeign, reasonShutdown, reasonProxyHeader, reasonServerName, reasonFirstRequest, reasonIdle, reasonAge}
 
 // Metrics lists every metric of this package with its help text.
 var Metrics = []struct{ Name, Help string }{
@@ -38,6 +44,7 @@ var Metrics = []struct{ Name, Help string }{
 	{"kmirror_proxy_doubts_total", "Produce answers that put a topic's identity or a partition's log in doubt."},
 	{"kmirror_proxy_held_bytes", "Bytes of Produce requests held until they are answered."},
 	{"kmirror_proxy_broker_listeners", "Open broker listeners."},
+	{"kmirror_proxy_access_events_dropped_total", "Events that the access log couldn't take in time."},
 	{"kmirror_proxy_ready", "1 once the listeners of all known brokers are open."},
 }
 
@@ -52,6 +59,7 @@ type metrics struct {
 	closedBy            map[string]prometheus.Counter
 	requestsBy          [kmsg.MaxKey + 2]prometheus.Counter // the last one is for unknown APIs
 	requested, answered prometheus.Counter
+	accessDropped       prometheus.Counter
 	offered, refused    tally
 	grown, doubts       tally
 }
@@ -64,6 +72,7 @@ func (m *metrics) register(registry prometheus.Registerer, s *Server) error {
 	}
 	m.requested = r.counter("kmirror_proxy_request_bytes_total")
 	m.answered = r.counter("kmirror_proxy_response_bytes_total")
+	m.accessDropped = r.counter("kmirror_proxy_access_events_dropped_total")
 	m.closedBy = make(map[string]prometheus.Counter)
 	closed := r.vector("kmirror_proxy_connections_closed_total", "reason")
 	for _, reason := range reasons {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,14 @@ type Options struct {
 	Dial          func(ctx context.Context, network, address string) (net.Conn, error) // nil: TCP
 	UpstreamTLS   *tls.Config                                                          // nil: plaintext to brokers
 	DownstreamTLS *tls.Config                                                          // nil: plaintext from clients
+
+	SNI         SNI         // one port for all brokers; needs DownstreamTLS
+	ProxyHeader ProxyHeader // at the begin of client connections
+	// SendProxyHeader is the version, 1 or 2, of the PROXY protocol header that connections to the source begin with, so that it knows the client's
+	// address; 0: none.
+	SendProxyHeader int
+	Limits          Limits
+	Access          *zap.Logger // gets an entry for each event of the access log; nil: none
 
 	Brokers      BrokerLister  // nil: brokers are learned from responses alone
 	RefreshEvery time.Duration // of Brokers; 5 s
@@ -78,7 +87,11 @@ type Server struct {
 	base context.Context
 	stop context.CancelCauseFunc // ends Run with an error
 
+	access   *accessLog   // nil: none
+	accessed atomic.Int64 // numbers its connections
+
 	mu        sync.Mutex
+	perIP     map[netip.Addr]int
 	conns     map[*conn]struct{}
 	slots     int // open and connecting client connections
 	draining  bool
@@ -98,12 +111,17 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	s.warnings.log = o.Logger
-	s.brokers = brokers{bind: s.bindBroker, log: o.Logger, byID: make(map[int32]*broker), failed: make(map[int32]string)}
+	bind := s.bindBroker
+	if o.SNI.Pattern != "" {
+		bind = s.bindSNI
+	}
+	s.brokers = brokers{bind: bind, log: o.Logger, byID: make(map[int32]*broker), failed: make(map[int32]string)}
 	s.seeds = newSeeds(o.Seeds, s.dial, o.Logger)
 	if err := s.metrics.register(o.Registry, s); err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
+	s.access = newAccessLog(o.Access, s.metrics.accessDropped)
 	return s, nil
 }
 
@@ -132,6 +150,13 @@ func (s *Server) Run(ctx context.Context) error {
 	s.wg.Go(s.acceptBootstrap)
 	s.wg.Go(func() { s.watchSeeds(ctx) })
 	s.wg.Go(func() { s.watchBrokers(ctx) })
+	s.wg.Go(func() { s.sweep(ctx) })
+	logged, stopLog := context.WithCancel(context.Background())
+	defer stopLog()
+	var written sync.WaitGroup
+	if s.access != nil {
+		written.Go(func() { s.access.run(logged) })
+	}
 
 	<-ctx.Done()
 	s.ready.Store(false)
@@ -144,6 +169,8 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	s.wg.Wait()
 	grace.Stop()
+	stopLog()
+	written.Wait()
 	s.warnings.flush()
 	s.log.Info("proxy stopped")
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {

@@ -1,5 +1,10 @@
 package proxy
 
+import (
+	"net"
+	"strconv"
+)
+
 // Status is the proxy's state, for people and scripts.
 type Status struct {
 	Listen        string           `json:"listen"`
@@ -49,7 +54,10 @@ func (s *Server) Status() Status {
 	st.ClusterID = s.clusterID
 	s.mu.Unlock()
 	for _, k := range s.brokers.list() {
-		b := BrokerStatus{ID: k.id, Listen: k.ln.Addr().String()}
+		b := BrokerStatus{ID: k.id, Listen: net.JoinHostPort(k.host, strconv.Itoa(int(k.port)))}
+		if k.ln != nil {
+			b.Listen = k.ln.Addr().String()
+		}
 		if at := k.at.Load(); at != nil {
 			b.Source = at.address()
 		}

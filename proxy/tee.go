@@ -29,10 +29,16 @@ func (c *conn) produceAnswered(r *request, frame []byte) (endpoints bool, err er
 	answers := protocol.NewProduceResponse(frame, r.header.APIVersion)
 	if c.s.o.Sink == nil {
 		for answers.Next() {
+			if answers.ErrorCode == 0 {
+				c.accessProduced(answers.Topic, answers.TopicID)
+			}
 		}
 	} else {
 		c.readKept(r)
 		for i := 0; answers.Next(); i++ {
+			if answers.ErrorCode == 0 {
+				c.accessProduced(answers.Topic, answers.TopicID)
+			}
 			c.tell(r, i, &answers)
 		}
 		c.forgetKept()

@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -22,10 +20,25 @@ import (
 
 const dialTimeout = 5 * time.Second
 
-// clusterOptions turns the settings of a cluster into what the forwarder takes.
-func clusterOptions(c config.Cluster) (forwarder.ClusterOptions, error) {
-	tlsConfig, err := clientTLS(c.TLS)
-	return forwarder.ClusterOptions{Seeds: c.Bootstrap, TLS: tlsConfig, SASL: mechanisms(c.SASL)}, err
+// cluster is how a cluster is reached.
+type cluster struct {
+	config config.Cluster
+	dial   dialFunc    // TCP
+	tls    *tls.Config // nil: plain connections
+}
+
+func newCluster(report *fileReports, c config.Cluster) (cluster, error) {
+	tlsConfig, err := clientTLS(report, c.TLS)
+	if err != nil {
+		return cluster{}, err
+	}
+	dial, err := newDial(string(c.ProxyURL))
+	return cluster{c, dial, tlsConfig}, err
+}
+
+// options are what the forwarder takes.
+func (c cluster) options() forwarder.ClusterOptions {
+	return forwarder.ClusterOptions{Seeds: c.config.Bootstrap, Dial: withTLS(c.dial, c.tls), SASL: mechanisms(c.config.SASL)}
 }
 
 // clientOptions turns them into options of a franz-go client.
@@ -34,10 +47,9 @@ func clientOptions(clientID string, c forwarder.ClusterOptions) []kgo.Opt {
 		kgo.SeedBrokers(c.Seeds...),
 		kgo.ClientID(clientID),
 		kgo.DisableClientMetrics(),
-		kgo.DialTimeout(dialTimeout),
 	}
-	if c.TLS != nil {
-		opts = append(opts, kgo.DialTLSConfig(c.TLS))
+	if c.Dial != nil {
+		opts = append(opts, kgo.Dialer(c.Dial))
 	}
 	if len(c.SASL) > 0 {
 		opts = append(opts, kgo.SASL(c.SASL...))
@@ -46,20 +58,22 @@ func clientOptions(clientID string, c forwarder.ClusterOptions) []kgo.Opt {
 }
 
 // clientTLS returns nil for a plain connection.
-func clientTLS(c config.ClientTLS) (*tls.Config, error) {
+func clientTLS(report *fileReports, c config.ClientTLS) (*tls.Config, error) {
 	if !c.Enabled {
 		return nil, nil
 	}
 	result := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
-		pool, err := certPool(c.CAFile)
+		pool, err := newCertPool(report, c.CAFile)
 		if err != nil {
 			return nil, err
 		}
-		result.RootCAs = pool
+		if !c.InsecureSkipVerify {
+			result.InsecureSkipVerify, result.VerifyConnection = true, verifyWith(pool)
+		}
 	}
 	if c.CertFile != "" {
-		pair, err := newKeyPair(c.CertFile, c.KeyFile)
+		pair, err := newKeyPair(report, c.CertFile, c.KeyFile)
 		if err != nil {
 			return nil, err
 		}
@@ -69,11 +83,11 @@ func clientTLS(c config.ClientTLS) (*tls.Config, error) {
 }
 
 // serverTLS returns nil for plain listeners.
-func serverTLS(c config.ServerTLS) (*tls.Config, error) {
+func serverTLS(report *fileReports, c config.ServerTLS) (*tls.Config, error) {
 	if c.CertFile == "" {
 		return nil, nil
 	}
-	pair, err := newKeyPair(c.CertFile, c.KeyFile)
+	pair, err := newKeyPair(report, c.CertFile, c.KeyFile)
 	if err != nil {
 		return nil, err
 	}
@@ -82,24 +96,22 @@ func serverTLS(c config.ServerTLS) (*tls.Config, error) {
 		MinVersion:     tls.VersionTLS12,
 	}
 	if c.ClientCAFile != "" {
-		if result.ClientCAs, err = certPool(c.ClientCAFile); err != nil {
+		pool, err := newCertPool(report, c.ClientCAFile)
+		if err != nil {
 			return nil, err
 		}
-		result.ClientAuth = tls.RequireAndVerifyClientCert
+		result.ClientAuth, result.ClientCAs = tls.RequireAndVerifyClientCert, pool.current()
+		base := result.Clone()
+		result.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			if now := pool.current(); now != base.ClientCAs {
+				changed := base.Clone()
+				changed.ClientCAs = now
+				return changed, nil
+			}
+			return nil, nil
+		}
 	}
 	return result, nil
-}
-
-func certPool(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s: no PEM certificate in it", file)
-	}
-	return pool, nil
 }
 
 // mechanisms returns the SASL mechanism of c, or none. Files are read at each log-in, so that a changed secret is taken up.

@@ -17,9 +17,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"kmirror/config"
 	"kmirror/internal/kafkatest"
@@ -61,10 +65,10 @@ func writePEM(t *testing.T, file, kind string, der []byte) {
 	}
 }
 
-// name is the common name of the pair's certificate now.
-func (k *keyPair) name(t *testing.T) string {
+// commonName is that of a pair's certificate now.
+func commonName(t *testing.T, pair *watched[*tls.Certificate]) string {
 	t.Helper()
-	certificate, err := x509.ParseCertificate(k.current().Certificate[0])
+	certificate, err := x509.ParseCertificate(pair.current().Certificate[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,12 +79,14 @@ func TestKeyPairFollowsItsFiles(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	writePair(t, certFile, keyFile, "first")
-	pair, err := newKeyPair(certFile, keyFile)
+	log, logs := observedLog()
+	report := newFileReports(log, prometheus.NewRegistry())
+	pair, err := newKeyPair(report, certFile, keyFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	recheck := func() { pair.checked = time.Time{} } // as if a second had passed
-	if got := pair.name(t); got != "first" {
+	if got := commonName(t, pair); got != "first" {
 		t.Errorf("name = %s, want first", got)
 	}
 	later := time.Now().Add(time.Minute)
@@ -88,20 +94,73 @@ func TestKeyPairFollowsItsFiles(t *testing.T) {
 	if err := os.Chtimes(certFile, later, later); err != nil {
 		t.Fatal(err)
 	}
-	if recheck(); pair.name(t) != "first" {
+	if recheck(); commonName(t, pair) != "first" {
 		t.Error("a certificate that doesn't match the key is in use")
 	}
 	if err := os.Rename(filepath.Join(dir, "new-key.pem"), keyFile); err != nil {
 		t.Fatal(err)
 	}
-	if recheck(); pair.name(t) != "second" {
-		t.Errorf("name = %s, want the new pair once both files match", pair.name(t))
+	if recheck(); commonName(t, pair) != "second" {
+		t.Errorf("name = %s, want the new pair once both files match", commonName(t, pair))
 	}
 	if err := os.Remove(keyFile); err != nil {
 		t.Fatal(err)
 	}
-	if recheck(); pair.name(t) != "second" {
+	if recheck(); commonName(t, pair) != "second" {
 		t.Error("an unreadable key took the pair out of use")
+	}
+	recheck()
+	pair.current() // says nothing more: the files are as they were
+	if n := logs.FilterMessage("TLS files aren't usable, the ones before stay in use").Len(); n != 2 {
+		t.Errorf("%d log lines about unusable files, want one for each of 2 changes", n)
+	}
+	if n := testutil.ToFloat64(report.errors); n != 2 {
+		t.Errorf("%v errors counted, want 2", n)
+	}
+}
+
+func observedLog() (*zap.Logger, *observer.ObservedLogs) {
+	core, logs := observer.New(zap.DebugLevel)
+	return zap.New(core), logs
+}
+
+// TestAuthoritiesFollowTheirFile: a broker's and a client's certificate are checked against the authorities as they are now.
+func TestAuthoritiesFollowTheirFile(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	old := writePair(t, file("old.pem"), file("old-key.pem"), "old")
+	writePair(t, file("new.pem"), file("new-key.pem"), "new")
+	use := func(name string, at time.Time) {
+		b, err := os.ReadFile(file(name))
+		if err == nil {
+			err = os.WriteFile(file("ca.pem"), b, 0o600)
+		}
+		if err == nil {
+			err = os.Chtimes(file("ca.pem"), at, at)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	use("old.pem", time.Now())
+	pool, err := newCertPool(quietReports(), file("ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify := verifyWith(pool)
+	shown := tls.ConnectionState{ServerName: "127.0.0.1", PeerCertificates: []*x509.Certificate{old}}
+	if err := verify(shown); err != nil {
+		t.Errorf("verify = %v, want the old authority's certificate taken", err)
+	}
+	shown.ServerName = "127.0.0.2"
+	if err := verify(shown); err == nil {
+		t.Error("a certificate for another address is taken")
+	}
+	shown.ServerName = "127.0.0.1"
+	use("new.pem", time.Now().Add(time.Minute))
+	pool.checked = time.Time{}
+	if err := verify(shown); err == nil {
+		t.Error("a certificate of an authority that isn't in the file any more is taken")
 	}
 }
 

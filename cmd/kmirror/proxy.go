@@ -37,7 +37,7 @@ func newProxyCommand() *cobra.Command {
 			}
 			r := &reloader{file: configFile(cmd), inForce: settings, log: log, load: func() (config.Config, error) { return loadConfig(cmd) }}
 			return runInstance(cmd.Context(), settings, log, func(x *instance) []part {
-				r.apply = x.selectTopics
+				r.apply, r.reopen = x.selectTopics, x.reopenAccess
 				return []part{{"settings", r.run, false}}
 			})
 		},
@@ -54,6 +54,8 @@ type instance struct {
 	proxy    *proxy.Server
 	mirror   *forwarder.Forwarder
 	admin    *admin.Server
+	files    *fileReports
+	access   *accessFile // nil: no access log
 
 	mirrorFailure atomic.Pointer[string] // why the mirror ended while the proxy goes on
 }
@@ -62,6 +64,7 @@ type instance struct {
 func runInstance(ctx context.Context, settings config.Config, log *zap.Logger, more func(*instance) []part) error {
 	x := &instance{settings: settings, log: log, registry: prometheus.NewRegistry()}
 	x.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	x.files = newFileReports(log, x.registry)
 	lister, err := x.build()
 	if err != nil {
 		return errors.Join(err, x.discard())
@@ -90,11 +93,11 @@ func limitMemory(c config.Config) {
 
 // build makes the parts; nothing runs yet.
 func (x *instance) build() (*brokerLister, error) {
-	source, err := clusterOptions(x.settings.Source)
+	source, err := newCluster(x.files, x.settings.Source)
 	if err != nil {
 		return nil, fmt.Errorf("source: %w", err)
 	}
-	lister, err := newBrokerLister(source)
+	lister, err := newBrokerLister(source.options())
 	if err != nil {
 		return nil, fmt.Errorf("source: %w", err)
 	}
@@ -113,8 +116,12 @@ func (x *instance) build() (*brokerLister, error) {
 	return lister, err
 }
 
-func (x *instance) buildMirror(source forwarder.ClusterOptions) error {
-	options, err := forwarderOptions(x.settings, source)
+func (x *instance) buildMirror(source cluster) error {
+	mirror, err := newCluster(x.files, x.settings.Mirror)
+	if err != nil {
+		return fmt.Errorf("mirror: %w", err)
+	}
+	options, err := forwarderOptions(x.settings, source.options(), mirror.options())
 	if err != nil {
 		return err
 	}
@@ -127,11 +134,7 @@ func (x *instance) buildMirror(source forwarder.ClusterOptions) error {
 const mergeBytes = 512 << 10
 
 // forwarderOptions turns the settings into the forwarder's.
-func forwarderOptions(c config.Config, source forwarder.ClusterOptions) (forwarder.Options, error) {
-	mirror, err := clusterOptions(c.Mirror)
-	if err != nil {
-		return forwarder.Options{}, fmt.Errorf("mirror: %w", err)
-	}
+func forwarderOptions(c config.Config, source, mirror forwarder.ClusterOptions) (forwarder.Options, error) {
 	include, exclude, err := c.Topics.Patterns()
 	if err != nil {
 		return forwarder.Options{}, fmt.Errorf("topics: %w", err)
@@ -191,9 +194,9 @@ func heldBytes(c config.Config) int64 {
 	return min(64<<20, int64(c.MirrorMemory)/4)
 }
 
-func (x *instance) buildProxy(source forwarder.ClusterOptions, lister proxy.BrokerLister) error {
+func (x *instance) buildProxy(source cluster, lister proxy.BrokerLister) error {
 	c := x.settings
-	downstream, err := serverTLS(c.Proxy.TLS)
+	downstream, err := serverTLS(x.files, c.Proxy.TLS)
 	if err != nil {
 		return fmt.Errorf("proxy.tls: %w", err)
 	}
@@ -202,19 +205,40 @@ func (x *instance) buildProxy(source forwarder.ClusterOptions, lister proxy.Brok
 		return err
 	}
 	options := proxy.Options{
-		Listen: c.Proxy.Listen, Advertise: c.Proxy.Advertise, BrokerPortBase: base, Seeds: source.Seeds,
-		UpstreamTLS: source.TLS, DownstreamTLS: downstream,
-		Brokers: lister, RefreshEvery: c.Timing.Refresh,
+		Listen: c.Proxy.Listen, Advertise: c.Proxy.Advertise, BrokerPortBase: base, Seeds: c.Source.Bootstrap,
+		Dial: source.dial, UpstreamTLS: source.tls, DownstreamTLS: downstream,
+		SNI:         proxy.SNI{Pattern: c.Proxy.SNI.Pattern, Port: c.Proxy.SNI.Port},
+		ProxyHeader: proxyHeaders[c.Proxy.ProxyProtocol], SendProxyHeader: sentHeaders[c.Proxy.SendProxyProtocol],
+		Limits:       proxyLimits(c.Proxy.Limits),
+		FrameTimeout: c.Proxy.Limits.FrameTime,
+		Brokers:      lister, RefreshEvery: c.Timing.Refresh,
 		HeldBytes:       heldBytes(c),
 		MaxRequestBytes: int(c.Proxy.Limits.RequestBytes), MaxConnections: c.Proxy.Limits.Connections,
 		Grace:  proxyGrace(c.Grace),
 		Logger: x.log.Named("proxy"), Registry: x.registry,
+	}
+	if c.Log.Access != "" {
+		if x.access, err = openAccessFile(c.Log.Access); err != nil {
+			return fmt.Errorf("log.access: %w", err)
+		}
+		options.Access = newAccessLogger(x.access)
 	}
 	if x.mirror != nil { // a nil *Forwarder would not be a nil Sink
 		options.Sink = x.mirror
 	}
 	x.proxy, err = proxy.New(options)
 	return err
+}
+
+var (
+	proxyHeaders = map[string]proxy.ProxyHeader{
+		"off": proxy.ProxyHeaderOff, "allowed": proxy.ProxyHeaderAllowed, "required": proxy.ProxyHeaderRequired,
+	}
+	sentHeaders = map[string]int{"off": 0, "v1": 1, "v2": 2}
+)
+
+func proxyLimits(c config.Limits) proxy.Limits {
+	return proxy.Limits{PerIP: c.ConnectionsPerIP, FirstRequest: c.FirstRequest, Idle: c.Idle, Age: c.Age, Unread: c.Unread}
 }
 
 // proxyGrace leaves the forwarder its part of the grace time.
@@ -294,6 +318,14 @@ func (x *instance) selectTopics(t config.Topics) error {
 		x.mirror.Select(include, exclude)
 	}
 	return err
+}
+
+// reopenAccess opens the access log anew, after it was moved away.
+func (x *instance) reopenAccess() error {
+	if x.access == nil {
+		return nil
+	}
+	return x.access.reopen()
 }
 
 // ready says what clients would miss if they came now.

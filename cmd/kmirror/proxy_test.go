@@ -17,8 +17,7 @@ func TestSettingsReachTheForwarder(t *testing.T) {
 	c.Topics.OnDataLoss, c.Topics.OnDivergence = "stop", "stop"
 	c.Topics.ReplicationFactor = 3
 	c.Timing = config.Timing{Refresh: 1, Look: 2, Checkpoint: 3, SessionTimeout: 4, TakeoverWait: 5}
-	c.Mirror.Bootstrap = []string{"m:1"}
-	got, err := forwarderOptions(c, forwarder.ClusterOptions{Seeds: []string{"s:1"}})
+	got, err := forwarderOptions(c, forwarder.ClusterOptions{Seeds: []string{"s:1"}}, forwarder.ClusterOptions{Seeds: []string{"m:1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +35,7 @@ func TestSettingsReachTheForwarder(t *testing.T) {
 	case got.MemoryBytes+heldBytes(c) != int64(c.MirrorMemory):
 		t.Errorf("memory = %d + %d, want %d together", got.MemoryBytes, heldBytes(c), c.MirrorMemory)
 	}
-	if got, err := forwarderOptions(config.Default(), forwarder.ClusterOptions{}); err != nil || got.StopOnDataLoss || !got.StopOnDivergence ||
+	if got, err := forwarderOptions(config.Default(), forwarder.ClusterOptions{}, forwarder.ClusterOptions{}); err != nil || got.StopOnDataLoss || !got.StopOnDivergence ||
 		got.Start != forwarder.StartEarliest {
 		t.Errorf("defaults = %+v, %v", got, err)
 	}

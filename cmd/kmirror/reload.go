@@ -27,7 +27,9 @@ type reloader struct {
 	file  string // "": there is none
 	load  func() (config.Config, error)
 	apply func(config.Topics) error
-	log   *zap.Logger
+	// reopen opens log files anew; SIGHUP asks for it.
+	reopen func() error
+	log    *zap.Logger
 
 	inForce config.Config
 	seen    fs.FileInfo
@@ -47,6 +49,9 @@ func (r *reloader) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-hangup:
+			if err := r.reopen(); err != nil {
+				r.log.Error("log file not opened anew, the old one stays", zap.Error(err))
+			}
 			r.changed()
 			r.reload()
 		case <-tick.C:

@@ -101,12 +101,12 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 }
 
 func verifyClient(c config.Cluster) (*kgo.Client, error) {
-	options, err := clusterOptions(c)
+	x, err := newCluster(quietReports(), c)
 	if err != nil {
 		return nil, err
 	}
 	giveUp := kgo.RetryTimeout(verifyRetries)
-	return kgo.NewClient(append(clientOptions("kmirror-verify", options), giveUp)...)
+	return kgo.NewClient(append(clientOptions("kmirror-verify", x.options()), giveUp)...)
 }
 
 func matchesAny(patterns []*regexp.Regexp, name string) bool {

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"kmirror/internal/kafkatest"
+)
+
+// passOn joins two connections until either ends.
+func passOn(a, b net.Conn) {
+	go func() {
+		io.Copy(a, b)
+		a.Close()
+	}()
+	io.Copy(b, a)
+	b.Close()
+}
+
+// serve accepts until the test ends.
+func serve(t *testing.T, handle func(net.Conn)) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go handle(c)
+		}
+	}()
+	return ln.Addr().String()
+}
+
+// socksProxy is a SOCKS5 proxy (RFC 1928, RFC 1929) that wants user and password.
+func socksProxy(t *testing.T, user, password string) string {
+	return serve(t, func(c net.Conn) {
+		b := make([]byte, 600)
+		read := func(n int) []byte { io.ReadFull(c, b[:n]); return b[:n] }
+		read(int(read(2)[1]))
+		c.Write([]byte{5, 2})
+		name := string(read(int(read(2)[1])))
+		secret := string(read(int(read(1)[0])))
+		if name != user || secret != password {
+			c.Write([]byte{1, 1})
+			c.Close()
+			return
+		}
+		c.Write([]byte{1, 0})
+		host := ""
+		switch read(4)[3] {
+		case 1:
+			host = net.IP(read(4)).String()
+		case 3:
+			host = string(read(int(read(1)[0])))
+		case 4:
+			host = net.IP(read(16)).String()
+		}
+		port := read(2)
+		to, err := net.Dial("tcp", net.JoinHostPort(host, fmt.Sprint(int(port[0])<<8|int(port[1]))))
+		if err != nil {
+			c.Write([]byte{5, 5, 0, 1, 0, 0, 0, 0, 0, 0})
+			c.Close()
+			return
+		}
+		c.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
+		passOn(c, to)
+	})
+}
+
+// connectProxy is an HTTP proxy that takes CONNECT with a user's password.
+func connectProxy(t *testing.T, user, password string) string {
+	return serve(t, func(c net.Conn) {
+		req, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			c.Close()
+			return
+		}
+		req.Header.Set("Authorization", req.Header.Get("Proxy-Authorization"))
+		if name, secret, _ := req.BasicAuth(); req.Method != http.MethodConnect || name != user || secret != password {
+			fmt.Fprintf(c, "HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+			c.Close()
+			return
+		}
+		to, err := net.Dial("tcp", req.Host)
+		if err != nil {
+			fmt.Fprintf(c, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+			c.Close()
+			return
+		}
+		fmt.Fprintf(c, "HTTP/1.1 200 Connection established\r\n\r\n")
+		passOn(c, to)
+	})
+}
+
+func TestDialThroughProxies(t *testing.T) {
+	echo := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() })
+	socks, httpProxy := socksProxy(t, "u", "s3cret"), connectProxy(t, "u", "s3cret")
+	for _, url := range []string{"", "socks5://u:s3cret@" + socks, "http://u:s3cret@" + httpProxy} {
+		dial, err := newDial(url)
+		if err != nil {
+			t.Fatalf("newDial: %v", err)
+		}
+		c, err := dial(t.Context(), "tcp", echo)
+		if err != nil {
+			t.Errorf("%q: %v", url, err)
+			continue
+		}
+		fmt.Fprint(c, "hello")
+		b := make([]byte, 5)
+		if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello" {
+			t.Errorf("%q: got %q, %v through it", url, b, err)
+		}
+		c.Close()
+		if _, err := dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil {
+			t.Errorf("%q: a closed port is reached", url)
+		}
+	}
+	for _, url := range []string{"socks5://u:wr0ng@" + socks, "http://u:wr0ng@" + httpProxy} {
+		dial, err := newDial(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dial(t.Context(), "tcp", echo); err == nil || strings.Contains(err.Error(), "wr0ng") {
+			t.Errorf("error with a wrong password = %v, want one without it", err)
+		}
+	}
+}
+
+// TestBothClustersThroughProxies: everything that kmirror dials goes through the proxies that are named.
+func TestBothClustersThroughProxies(t *testing.T) {
+	source, mirror := kafkatest.Fake(t), kafkatest.Fake(t)
+	kafkatest.CreateTopic(t, source, "orders", 2, 1)
+	listen, admin := freePort(t), freePort(t)
+	start(t, "proxy", "--listen", listen, "--admin", admin, "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0],
+		"--source.proxy_url", "socks5://u:s3cret@"+socksProxy(t, "u", "s3cret"), "--mirror.proxy_url", "http://u:s3cret@"+connectProxy(t, "u", "s3cret"))
+	waitReady(t, admin)
+	if code, output := run(t, "status", "--admin", admin, "--until-caught-up", "--timeout", "30s"); code != 0 {
+		t.Errorf("status = exit code %d: %s, want 0", code, output)
+	}
+}

@@ -1,0 +1,367 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"kmirror/protocol"
+)
+
+func observed() (*zap.Logger, *observer.ObservedLogs) {
+	core, logs := observer.New(zap.DebugLevel)
+	return zap.New(core), logs
+}
+
+// TestProxyHeaders: with and without a header, in one piece or byte by byte, the requests behind it arrive, and the log names the real client.
+func TestProxyHeaders(t *testing.T) {
+	client, server := &net.TCPAddr{IP: net.ParseIP("198.51.100.7"), Port: 4321}, &net.TCPAddr{IP: net.ParseIP("203.0.113.1"), Port: 9092}
+	client6, server6 := &net.TCPAddr{IP: net.ParseIP("2001:db8::7"), Port: 4321}, &net.TCPAddr{IP: net.ParseIP("2001:db8::1"), Port: 9092}
+	header := func(version byte, from, to net.Addr) []byte {
+		b, err := proxyproto.HeaderProxyFromAddrs(version, from, to).Format()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, tt := range []struct {
+		name   string
+		way    ProxyHeader
+		header []byte
+		client string // "": its own
+		closed string // reason
+	}{
+		{"off, none", ProxyHeaderOff, nil, "", ""},
+		{"off, one", ProxyHeaderOff, header(1, client, server), "", reasonBadFrame},
+		{"allowed, none", ProxyHeaderAllowed, nil, "", ""},
+		{"allowed, v1", ProxyHeaderAllowed, header(1, client, server), "198.51.100.7:4321", ""},
+		{"required, v1, IPv6", ProxyHeaderRequired, header(1, client6, server6), "[2001:db8::7]:4321", ""},
+		{"required, v2", ProxyHeaderRequired, header(2, client, server), "198.51.100.7:4321", ""},
+		{"required, v2, IPv6", ProxyHeaderRequired, header(2, client6, server6), "[2001:db8::7]:4321", ""},
+		{"required, v2, health check", ProxyHeaderRequired, header(2, nil, nil), "", ""},
+		{"required, v1, unknown", ProxyHeaderRequired, []byte("PROXY UNKNOWN\r\n"), "", ""},
+		{"required, none", ProxyHeaderRequired, nil, "", reasonProxyHeader},
+		{"allowed, wrong", ProxyHeaderAllowed, []byte("PROXY TCP4 nonsense\r\n"), "", reasonProxyHeader},
+		{"allowed, endless", ProxyHeaderAllowed, bytes.Repeat([]byte("P"), 500), "", reasonProxyHeader},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log, logs := observed()
+			s := startBefore(t, script(t, nil), Options{ProxyHeader: tt.way, Logger: log})
+			c := dialRaw(t, s.Addr())
+			for _, b := range tt.header { // each byte in a segment of its own
+				c.Write([]byte{b})
+			}
+			request := rawRequest(68, 0, 7, []byte("hello"))
+			if tt.closed != "" {
+				c.Write(request)
+				c.wantClosed(tt.name)
+				eventually(t, "the reason is logged", func() bool {
+					return logs.FilterField(zap.String("reason", tt.closed)).Len() > 0
+				})
+				return
+			}
+			c.send(request)
+			c.receive()
+			own := c.LocalAddr().String()
+			c.Close()
+			eventually(t, "the end is logged with the client's address", func() bool {
+				for _, e := range logs.FilterMessage("connection ended").All() {
+					if got := e.ContextMap()["client"]; got == tt.client || tt.client == "" && got == own {
+						return true
+					}
+				}
+				return false
+			})
+		})
+	}
+}
+
+// TestSendProxyHeader: the source's side is told the client's address before anything else.
+func TestSendProxyHeader(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		ln := listen(t)
+		defer ln.Close()
+		got := make(chan string, 16)
+		go func() {
+			for {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					p := proxyproto.NewConn(c)
+					b := make([]byte, 100)
+					if n, _ := p.Read(b); n > 0 {
+						got <- p.RemoteAddr().String() + " " + string(b[:n])
+					}
+				}()
+			}
+		}()
+		s := start(t, Options{Seeds: []string{ln.Addr().String()}, SendProxyHeader: version})
+		c := dialRaw(t, s.Addr())
+		request := rawRequest(68, 0, 7, []byte("hello"))
+		c.send(request)
+		if want := c.LocalAddr().String() + " " + string(request); <-got != want {
+			t.Errorf("version %d: the source got something else than %q", version, want)
+		}
+	}
+}
+
+// TestServerNames: one port, and the TLS server name chooses the broker. Clients are told each broker's name with that port.
+func TestServerNames(t *testing.T) {
+	cert, _ := certificate(t)
+	first, second := script(t, answerAs("first")), script(t, answerAs("second"))
+	log, logs := observed()
+	s := start(t, Options{
+		Seeds: []string{first.ln.Addr().String()}, DownstreamTLS: &tls.Config{Certificates: []tls.Certificate{cert}},
+		SNI: SNI{Pattern: "broker-{id}.example.com", Port: 9093}, Advertise: "kafka.example.com", Logger: log,
+	})
+	learn := func(id int32, b *scripted) {
+		at := b.ln.Addr().(*net.TCPAddr)
+		k, ok := s.brokers.learn(id, []byte(at.IP.String()), int32(at.Port))
+		if !ok || k.host != s.o.SNI.host(id) || k.port != 9093 {
+			t.Fatalf("broker %d is at %+v, want its name and port 9093", id, k)
+		}
+	}
+	learn(1, first)
+	learn(1001, second)
+	for name, want := range map[string]string{
+		"kafka.example.com": "first", "broker-1.example.com": "first", "broker-1001.example.com": "second", "BROKER-1001.example.com": "second", "": "first",
+		"broker-7.example.com": "", "broker-01.example.com": "", "other.example.com": "",
+	} {
+		c := dialRaw(t, s.Addr())
+		c.Conn = tls.Client(c.Conn, &tls.Config{InsecureSkipVerify: true, ServerName: name})
+		c.r.Reset(c.Conn)
+		c.Write(rawRequest(68, 0, 7, nil))
+		if want == "" {
+			if _, err := c.r.ReadByte(); err == nil {
+				t.Errorf("server name %q is served, want it refused", name)
+			}
+			continue
+		}
+		if got := string(c.receive()[8:]); got != want {
+			t.Errorf("server name %q leads to %q, want %q", name, got, want)
+		}
+	}
+	if logs.FilterField(zap.String("reason", reasonServerName)).Len() == 0 {
+		t.Error("no log line about a server name that leads nowhere")
+	}
+	if n := s.Status().Brokers[1]; n.Listen != "broker-1001.example.com:9093" {
+		t.Errorf("status says broker 1001 listens on %s", n.Listen)
+	}
+}
+
+// answerAs makes a scripted broker answer with its name.
+func answerAs(name string) func(net.Conn, protocol.RequestHeader, []byte) {
+	return func(c net.Conn, h protocol.RequestHeader, _ []byte) {
+		c.Write(rawResponse(h.CorrelationID, []byte(name)))
+	}
+}
+
+// lockedBuffer is written and read by several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) Sync() error { return nil }
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// TestAccessLog: who came, logged in how, wrote where, and why the connection ended; never a secret.
+func TestAccessLog(t *testing.T) {
+	out := &lockedBuffer{}
+	encoder := zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "event", EncodeTime: zapcore.RFC3339NanoTimeEncoder, EncodeDuration: zapcore.SecondsDurationEncoder})
+	log := zap.New(zapcore.NewCore(encoder, out, zap.DebugLevel))
+	main, mainLogs := observed()
+	refuse := false
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, frame []byte) {
+		switch {
+		case h.APIKey == protocol.KeyProduce:
+			c.Write(produced(h, frame, nil))
+		case h.APIKey == protocol.KeySASLAuthenticate && refuse:
+			c.Write(rawResponse(h.CorrelationID, []byte{0, 58, 0, 0, 0, 0, 0, 0})) // SASL_AUTHENTICATION_FAILED
+		default:
+			c.Write(rawResponse(h.CorrelationID, []byte{0, 0, 0, 0, 0, 0, 0, 0}))
+		}
+	})
+	s := startBefore(t, b, Options{Access: log, Logger: main})
+	handshake := func(mechanism string) []byte {
+		return rawRequest(17, 1, 1, append([]byte{0xff, 0xff, 0, byte(len(mechanism))}, mechanism...)) // no client ID
+	}
+	token := func(text string) []byte {
+		return rawRequest(36, 1, 2, append([]byte{0xff, 0xff, 0, 0, 0, byte(len(text))}, text...))
+	}
+	login := func(mechanism string, tokens ...string) *rawClient {
+		c := dialRaw(t, s.Addr())
+		for _, frame := range append([][]byte{handshake(mechanism)}, func() (frames [][]byte) {
+			for _, x := range tokens {
+				frames = append(frames, token(x))
+			}
+			return frames
+		}()...) {
+			c.send(frame)
+			c.receive()
+		}
+		return c
+	}
+	plain := login("PLAIN", "\x00alice\x00s3cret")
+	plain.send(requestFrame(produceTo(11, -1, records(1)), 9))
+	plain.receive()
+	plain.send(requestFrame(produceTo(11, -1, records(1)), 10)) // told once
+	plain.receive()
+	scram := login("SCRAM-SHA-256", "n,,n=bo=2Cb,r=n0nce-secret", "c=biws,r=n0nce-secret,p=pr00f-secret")
+	refuse = true
+	wrong := login("PLAIN", "\x00mallory\x00wr0ng-secret")
+	for _, c := range []*rawClient{plain, scram, wrong} {
+		c.Close()
+	}
+	told := accessEvents(t, out, 3)
+	want := []string{"PLAIN alice ok", "produce orders", "SCRAM-SHA-256 bo,b ok", "PLAIN mallory SASL_AUTHENTICATION_FAILED"}
+	if !slices.Equal(told, want) {
+		t.Errorf("the log tells %q, want %q\n%s", told, want, out.String())
+	}
+	all := out.String()
+	for _, e := range mainLogs.All() {
+		b, _ := json.Marshal(e.ContextMap())
+		all += e.Message + string(b)
+	}
+	if strings.Contains(all, "secret") || strings.Contains(all, "s3cret") {
+		t.Errorf("a log holds a secret:\n%s", all)
+	}
+}
+
+// TestAccessLogNeverBlocks: a log that takes nothing costs events, which are counted, and no connection waits.
+func TestAccessLogNeverBlocks(t *testing.T) {
+	stuck := make(chan struct{})
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(writerFunc(func(p []byte) (int, error) { <-stuck; return len(p), nil })), zap.DebugLevel)
+	s := startBefore(t, script(t, nil), Options{Access: zap.New(core), Logger: nopLogger})
+	t.Cleanup(func() { close(stuck) })
+	for s.accessed.Load() < accessQueue/2+10 {
+		c := dialRaw(t, s.Addr())
+		c.send(rawRequest(68, 0, 7, nil))
+		c.receive()
+		c.Close()
+	}
+	eventually(t, "events are dropped", func() bool { return len(s.access.events) == accessQueue })
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// TestLimits: each limit ends the connections that are over it, with its reason, and no others.
+func TestLimits(t *testing.T) {
+	ask := func(c *rawClient) { c.send(rawRequest(68, 0, 7, nil)); c.receive() }
+	run := func(name string, limits Limits, reason string, over func(t *testing.T, s *Server)) {
+		t.Run(name, func(t *testing.T) {
+			log, logs := observed()
+			s := startBefore(t, script(t, nil), Options{Limits: limits, Logger: log})
+			over(t, s)
+			eventually(t, "the reason is logged", func() bool { return logs.FilterField(zap.String("reason", reason)).Len() > 0 })
+			eventually(t, "connections are gone", func() bool { return s.Status().Connections == 0 })
+		})
+	}
+	run("first request", Limits{FirstRequest: 100 * time.Millisecond}, reasonFirstRequest, func(t *testing.T, s *Server) {
+		asked, silent := dialRaw(t, s.Addr()), dialRaw(t, s.Addr())
+		ask(asked)
+		silent.wantClosed("a client that never asks")
+		ask(asked)
+		asked.Close()
+	})
+	run("idle", Limits{Idle: 300 * time.Millisecond}, reasonIdle, func(t *testing.T, s *Server) {
+		c := dialRaw(t, s.Addr())
+		ask(c)
+		c.wantClosed("an idle client")
+	})
+	run("age", Limits{Age: 300 * time.Millisecond}, reasonAge, func(t *testing.T, s *Server) {
+		c := dialRaw(t, s.Addr())
+		for {
+			if _, err := c.Write(rawRequest(68, 0, 7, nil)); err != nil {
+				return
+			}
+			if _, err := c.r.ReadByte(); err != nil {
+				return // between two requests: each that was taken is answered
+			}
+			c.r.Discard(c.r.Buffered())
+		}
+	})
+	run("per address", Limits{PerIP: 2}, reasonLimit, func(t *testing.T, s *Server) {
+		a, b := dialRaw(t, s.Addr()), dialRaw(t, s.Addr())
+		ask(a)
+		ask(b)
+		dialRaw(t, s.Addr()).wantClosed("a third connection of an address")
+		a.Close()
+		eventually(t, "there is room again", func() bool { return s.Status().Connections == 1 })
+		c := dialRaw(t, s.Addr())
+		ask(c)
+		b.Close()
+		c.Close()
+	})
+}
+
+// TestIdleLimitWaitsForAnswers: a request that is held by the broker isn't idleness.
+func TestIdleLimitWaitsForAnswers(t *testing.T) {
+	release := make(chan struct{})
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, _ []byte) {
+		<-release
+		c.Write(rawResponse(h.CorrelationID, nil))
+	})
+	s := startBefore(t, b, Options{Limits: Limits{Idle: 100 * time.Millisecond}})
+	c := dialRaw(t, s.Addr())
+	c.send(rawRequest(11, 0, 7, nil)) // JoinGroup
+	select {
+	case <-time.After(3 * sweepEvery): // several sweeps, each of which could end it
+	case <-t.Context().Done():
+	}
+	close(release)
+	c.receive()
+}
+
+// accessEvents waits until so many connections ended in the log, and returns what it tells of log-ins and topics.
+func accessEvents(t *testing.T, out *lockedBuffer, ends int) (told []string) {
+	t.Helper()
+	eventually(t, "the connections ended in the log", func() bool { return strings.Count(out.String(), `"close"`) == ends })
+	for line := range strings.Lines(out.String()) {
+		var e struct {
+			Event, Mechanism, Principal, Outcome, Topic, Reason, Client string
+			Connection, Requests                                        int
+		}
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		switch e.Event {
+		case "authenticate":
+			told = append(told, e.Mechanism+" "+e.Principal+" "+e.Outcome)
+		case "produce":
+			told = append(told, "produce "+e.Topic)
+		case "connect", "close":
+			if e.Client == "" || e.Connection == 0 || e.Event == "close" && (e.Requests == 0 || e.Reason != reasonClient) {
+				t.Errorf("event %+v lacks something", e)
+			}
+		}
+	}
+	return told
+}

@@ -1,0 +1,153 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+)
+
+// ProxyHeader says what becomes of PROXY protocol headers (HAProxy's, versions 1 and 2) at the begin of client connections.
+type ProxyHeader int8
+
+// The ways.
+const (
+	ProxyHeaderOff      ProxyHeader = iota // none is expected; one is a wrong request
+	ProxyHeaderAllowed                     // a connection may begin with one
+	ProxyHeaderRequired                    // each must
+)
+
+const (
+	maxHeaderV1 = 107       // bytes with the line end; the specification's bound
+	headV2      = 16        // bytes up to the length of the rest
+	maxHeaderV2 = 4 << 10   // of the rest; TLVs may follow the addresses
+	signatureV1 = byte('P') // the first byte of "PROXY ". A Kafka request that began with it would be of 1.3 GB, a TLS record begins with 0x16.
+	signatureV2 = byte('\r')
+)
+
+var errNoProxyHeader = errors.New("the connection doesn't begin with a PROXY protocol header, which proxy.proxy_protocol requires")
+
+// endpoints are a connection's two ends as the client sees them.
+type endpoints struct {
+	client, proxy net.Addr
+}
+
+// readProxyHeader takes the header off a connection, if there is one, and nothing of what follows it. Health checks (LOCAL, UNKNOWN) keep the
+// connection's own addresses.
+func readProxyHeader(client net.Conn, way ProxyHeader, timeout time.Duration) (endpoints, error) {
+	own := endpoints{client.RemoteAddr(), client.LocalAddr()}
+	if way == ProxyHeaderOff {
+		return own, nil
+	}
+	if err := client.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return own, err
+	}
+	first, err := peekByte(client)
+	if err != nil {
+		return own, err
+	}
+	var b []byte
+	switch {
+	case first == signatureV1:
+		b, err = readLine(client)
+	case first == signatureV2:
+		b, err = readV2(client)
+	case way == ProxyHeaderRequired:
+		return own, errNoProxyHeader
+	default:
+		return own, client.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		return own, fmt.Errorf("PROXY protocol header: %w", err)
+	}
+	header, err := proxyproto.Read(bufio.NewReader(bytes.NewReader(b)))
+	if err != nil {
+		return own, fmt.Errorf("PROXY protocol header %q: %w", b, err)
+	}
+	if from, to, ok := header.TCPAddrs(); ok && header.Command.IsProxy() {
+		own = endpoints{from, to}
+	}
+	return own, client.SetReadDeadline(time.Time{})
+}
+
+// peekByte waits for the first byte and leaves it there.
+func peekByte(client net.Conn) (byte, error) {
+	tcp, ok := client.(*net.TCPConn)
+	if !ok {
+		return 0, errors.New("not a TCP connection")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var first [1]byte
+	var n int
+	var recvErr error
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, recvErr = syscall.Recvfrom(int(fd), first[:], syscall.MSG_PEEK)
+		return recvErr != syscall.EAGAIN && recvErr != syscall.EINTR
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case recvErr != nil:
+		return 0, recvErr
+	case n == 0:
+		return 0, io.EOF
+	}
+	return first[0], nil
+}
+
+// readLine reads a header of version 1 byte by byte, since what follows it isn't to be touched.
+func readLine(r io.Reader) ([]byte, error) {
+	line := make([]byte, 0, maxHeaderV1)
+	for len(line) < maxHeaderV1 {
+		line = line[:len(line)+1]
+		if _, err := io.ReadFull(r, line[len(line)-1:]); err != nil {
+			return nil, err
+		}
+		if line[len(line)-1] == '\n' {
+			return line, nil
+		}
+	}
+	return nil, fmt.Errorf("no line end in %d bytes", maxHeaderV1)
+}
+
+func readV2(r io.Reader) ([]byte, error) {
+	b := make([]byte, headV2, headV2+216)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return nil, err
+	}
+	rest := int(binary.BigEndian.Uint16(b[headV2-2:]))
+	if rest > maxHeaderV2 {
+		return nil, fmt.Errorf("%d bytes long", rest)
+	}
+	b = append(b, make([]byte, rest)...)
+	_, err := io.ReadFull(r, b[headV2:])
+	return b, err
+}
+
+// clientKey is the context key of the client that is dialled for.
+type clientKey struct{}
+
+func withClient(ctx context.Context, client endpoints) context.Context {
+	return context.WithValue(ctx, clientKey{}, client)
+}
+
+// sendProxyHeader tells the source's side which client ctx is about; a connection of the proxy's own says that it is one.
+func sendProxyHeader(ctx context.Context, source net.Conn, version int) error {
+	header := proxyproto.HeaderProxyFromAddrs(byte(version), nil, nil)
+	if client, ok := ctx.Value(clientKey{}).(endpoints); ok {
+		header = proxyproto.HeaderProxyFromAddrs(byte(version), client.client, client.proxy)
+	}
+	_, err := header.WriteTo(source)
+	return err
+}

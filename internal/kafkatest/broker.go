@@ -27,9 +27,10 @@ type Broker struct {
 	ID   int32
 	Addr string // HOST:PORT of its listener
 
-	inst  installation
-	flags []string // of the JVM
-	dir   string
+	listeners map[string]string // HOST:PORT of those that Listener added
+	inst      installation
+	flags     []string // of the JVM
+	dir       string
 
 	mu     sync.Mutex
 	config map[string]string
@@ -37,6 +38,9 @@ type Broker struct {
 	exited chan struct{} // closed when cmd was waited for
 	exit   error
 }
+
+// Listener is the HOST:PORT of a listener that the option of that name added.
+func (b *Broker) Listener(name string) string { return b.listeners[name] }
 
 // DataDir is the folder of its logs: DataDir/TOPIC-PARTITION/*.log.
 func (b *Broker) DataDir() string { return filepath.Join(b.dir, "data") }

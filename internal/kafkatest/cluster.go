@@ -49,6 +49,7 @@ type options struct {
 	heap      string
 	jvm       []string
 	optimized bool
+	listeners []listener
 	fake      []kfake.Opt
 }
 
@@ -60,6 +61,14 @@ func Brokers(n int) Option { return func(o *options) { o.brokers = n } }
 
 // Config sets a broker setting, on every broker.
 func Config(key, value string) Option { return func(o *options) { o.config[key] = value } }
+
+// listener is one that real brokers have besides their first.
+type listener struct{ name, protocol string }
+
+// Listener gives real brokers a further listener: a name in capitals, and a security protocol as Kafka calls it. Broker.Listener tells where it is.
+func Listener(name, protocol string) Option {
+	return func(o *options) { o.listeners = append(o.listeners, listener{name, protocol}) }
+}
 
 // Heap sets the largest heap of each real broker, as the JVM's -Xmx takes it (700m; 400m when there are several).
 func Heap(size string) Option { return func(o *options) { o.heap = size } }

@@ -115,7 +115,7 @@ func newRealCluster(inst installation, o options) (*RealCluster, error) {
 		return nil, err
 	}
 	c := &RealCluster{dir: dir, ID: newID()}
-	base, err := reservePorts(2 * o.brokers)
+	base, err := reservePorts((2 + len(o.listeners)) * o.brokers)
 	if err != nil {
 		return c, err
 	}
@@ -125,7 +125,10 @@ func newRealCluster(inst installation, o options) (*RealCluster, error) {
 	}
 	for i := range o.brokers {
 		b := &Broker{ID: int32(i + 1), Addr: fmt.Sprintf("127.0.0.1:%d", base+i), inst: inst, dir: filepath.Join(dir, strconv.Itoa(i+1))}
-		b.flags = jvmFlags(inst, o)
+		b.flags, b.listeners = jvmFlags(inst, o), make(map[string]string)
+		for j, l := range o.listeners {
+			b.listeners[l.name] = fmt.Sprintf("127.0.0.1:%d", base+(2+j)*o.brokers+i)
+		}
 		b.config = brokerConfig(o, b, strings.Join(voters, ","), base+o.brokers+i)
 		c.brokers = append(c.brokers, b)
 	}
@@ -216,6 +219,11 @@ func brokerConfig(o options, b *Broker, voters string, controllerPort int) map[s
 
 		"num.recovery.threads.per.data.dir": "1",
 		"log.cleaner.dedupe.buffer.size":    "16777216", // of the heap; the default is 128 MiB
+	}
+	for _, l := range o.listeners {
+		config["listeners"] += "," + l.name + "://" + b.listeners[l.name]
+		config["advertised.listeners"] += "," + l.name + "://" + b.listeners[l.name]
+		config["listener.security.protocol.map"] += "," + l.name + ":" + l.protocol
 	}
 	maps.Copy(config, o.config)
 	return config

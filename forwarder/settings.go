@@ -66,6 +66,9 @@ func describeTopics(ctx context.Context, client *kgo.Client, topics, names []str
 	found = make(map[string]topicSettings, len(topics))
 	for _, shard := range client.RequestSharded(ctx, req) {
 		if shard.Err != nil {
+			if !knowsAPI(ctx, client, kmsg.DescribeConfigs) {
+				return found, errNoSettings, nil
+			}
 			return nil, nil, fmt.Errorf("topic settings: %w", shard.Err)
 		}
 		for _, res := range shard.Resp.(*kmsg.DescribeConfigsResponse).Resources {
@@ -85,6 +88,15 @@ func describeTopics(ctx context.Context, client *kgo.Client, topics, names []str
 		}
 	}
 	return found, refused, nil
+}
+
+// errNoSettings says that a cluster is older than topic settings that clients can read.
+var errNoSettings = errors.New("topic settings: brokers before Kafka 0.11 don't tell them")
+
+// knowsAPI reports whether a cluster's brokers have an API, true where that can't be found out now.
+func knowsAPI(ctx context.Context, client *kgo.Client, key kmsg.Key) bool {
+	resp, err := kmsg.NewPtrApiVersionsRequest().RequestWith(ctx, client)
+	return err != nil || slices.ContainsFunc(resp.ApiKeys, func(k kmsg.ApiVersionsResponseApiKey) bool { return k.ApiKey == int16(key) })
 }
 
 // settingsFor is what a topic made on the mirror is given: what the source's topic sets itself of the synced settings; and against what would

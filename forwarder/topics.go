@@ -252,6 +252,9 @@ func (r *refresher) create(ctx context.Context, topics []*topicView, failed map[
 		names[i] = t.name
 	}
 	settings, refused, err := describeTopics(ctx, r.source, names, append([]string{maxMessageBytes}, r.settings.synced...))
+	if errors.Is(refused, errNoSettings) {
+		refused = nil // the mirror's defaults, then
+	}
 	if err = errors.Join(err, refused); err != nil {
 		return fmt.Errorf("source: %w", err)
 	}

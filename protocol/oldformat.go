@@ -150,7 +150,7 @@ func (r *oldRun) plain(m oldMessage, b []byte) (rest []byte, err error) {
 func (r *oldRun) wrapped(m oldMessage, codec Codec) error {
 	value := m.value
 	if m.codec() == 3 {
-		value = fixLZ4Header(value)
+		value = FixLZ4Header(value)
 	}
 	inside, err := codec.Decompress(m.codec(), value)
 	if err != nil {
@@ -241,9 +241,9 @@ func (r *oldRun) seal(b Batch, codec int) {
 	reseal(b)
 }
 
-// fixLZ4Header returns the LZ4 frame with the right header checksum. Producers before 0.10 computed it with the frame's magic number in it
+// FixLZ4Header returns the LZ4 frame with the right header checksum. Producers before 0.10 computed it with the frame's magic number in it
 // (KIP-57, Kafka's KafkaLZ4BlockOutputStream); other decoders refuse that.
-func fixLZ4Header(b []byte) []byte {
+func FixLZ4Header(b []byte) []byte {
 	const atFlags = 4
 	if len(b) < 7 || binary.LittleEndian.Uint32(b) != 0x184D2204 {
 		return b

@@ -151,14 +151,15 @@ func (r *reader) request() *kmsg.FetchRequest {
 
 // decode appends the records of an answer that lie before end. Aborted and control records are left out.
 func (r *reader) decode(answer *kmsg.FetchResponseTopicPartition) error {
-	positions := batchPositions(answer.RecordBatches)
+	positions, times := batchPositions(answer.RecordBatches), findAppendTimes(answer.RecordBatches)
 	partition, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
 		Offset: r.next, IsolationLevel: kgo.ReadCommitted(), Topic: r.key.topic, Partition: r.key.partition,
-	}, answer, kgo.DefaultDecompressor(), nil)
+	}, answer, newDecompressor(), nil)
 	if partition.Err != nil {
 		return partition.Err
 	}
 	for _, record := range partition.Records {
+		times.set(record)
 		switch {
 		case record.Offset >= r.end:
 		case r.ours != nil && !r.ours(record.ProducerID):

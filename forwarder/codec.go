@@ -22,8 +22,8 @@ const minUnpackedBytes = 128 << 20
 // errUnpackedTooLarge says that a batch unpacks to more than memory is meant to hold.
 var errUnpackedTooLarge = errors.New("compressed records unpack to more than the memory bound allows")
 
-// recordCodec is protocol.Codec for the batches that must be re-encoded. It unpacks to no more than limit bytes, or
-// minUnpackedBytes if that is more, and says errUnpackedTooLarge before it holds more.
+// recordCodec is protocol.Codec for the batches that must be re-encoded. It unpacks to no more than limit bytes (0:
+// minUnpackedBytes) and says errUnpackedTooLarge before it holds more.
 type recordCodec struct{ limit int64 }
 
 // compressors holds one compressor a codec, made when first needed.
@@ -53,7 +53,10 @@ func (recordCodec) Compress(codec int, records []byte) ([]byte, error) {
 }
 
 func (c recordCodec) Decompress(codec int, records []byte) ([]byte, error) {
-	limit := max(c.limit, minUnpackedBytes)
+	limit := c.limit
+	if limit == 0 {
+		limit = minUnpackedBytes
+	}
 	switch codec {
 	case 0:
 		return records, nil
@@ -82,9 +85,9 @@ func readUpTo(r io.Reader, limit int64) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// unpackZstd takes windows of up to 512 MiB, four times what Kafka's own consumers read.
+// unpackZstd takes windows as large as the limit: at least the 128 MiB that Kafka's own consumers read.
 func unpackZstd(records []byte, limit int64) ([]byte, error) {
-	r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(zstd.MaxWindowSize),
+	r, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxMemory(uint64(limit)))
 	if err != nil {
 		return nil, err

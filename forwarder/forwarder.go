@@ -58,7 +58,7 @@ func New(opts Options) (*Forwarder, error) {
 		opts: opts, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		inbox: inbox{wake: make(chan struct{}, 1)}, ended: make(chan struct{}),
 	}
-	f.memory.limit, f.codec.limit = opts.MemoryBytes, opts.MemoryBytes
+	f.memory.limit, f.codec.limit = opts.MemoryBytes, max(opts.MemoryBytes, minUnpackedBytes)
 	f.directory.Store(&directory{})
 	f.selected.Store(&selector{opts.Include, opts.Exclude})
 	if opts.Registry != nil {

@@ -9,6 +9,10 @@ import (
 
 const (
 	maxInFlight = 5 // batches of one stream without an answer: what a broker remembers of a producer (F2)
+	// Compressed batches of at most maxPackedBatch bytes are merged too, up to maxPackedMerge, when more of them wait than are in flight: each
+	// costs the mirror about the same whatever its size.
+	maxPackedBatch = 4 << 10
+	maxPackedMerge = 64 << 10
 	// maxEarly bounds the offers that wait for a hole to close; past it they are dropped and read from the source instead.
 	maxEarly      = 4096
 	maxEarlyBytes = 8 << 20
@@ -266,15 +270,19 @@ func (p *partition) mergeable(now time.Time) int {
 	}
 	head := &p.queue[0]
 	codec := head.batch.Codec()
-	if codec != 0 && !old {
-		return 1 // to unpack and pack again costs more than it saves
-	}
 	room, size := epochRoom(p.position(head.base)), head.sizeBytes()
+	most, each := p.mergeBytes, p.mergeBytes
+	if codec != 0 && !old { // to unpack and pack again costs more than it saves, unless the batches are tiny
+		most, each = min(p.mergeBytes, maxPackedMerge), min(p.mergeBytes, maxPackedBatch)
+	}
+	if size > each {
+		return 1
+	}
 	n := 1
 	for ; n < len(p.queue); n++ {
 		e := &p.queue[n]
 		size += e.sizeBytes()
-		if e.base != p.queue[n-1].end || e.batch.Codec() != codec || size > p.mergeBytes || e.end-head.base > room {
+		if e.base != p.queue[n-1].end || e.batch.Codec() != codec || e.sizeBytes() > each || size > most || e.end-head.base > room {
 			break
 		}
 	}

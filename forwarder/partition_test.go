@@ -38,11 +38,25 @@ func TestWhatIsMerged(t *testing.T) {
 	small.mergeBytes = 3 * small.queue[0].sizeBytes()
 	never := queued(StateCatchUp, 5, fresh)
 	never.mergeBytes = 0
+	packed := func(p *partition) *partition {
+		for _, e := range p.queue {
+			e.batch[22] |= 2 // snappy
+		}
+		return p
+	}
+	mixed := queued(StateCatchUp, 5, fresh)
+	mixed.queue[2].batch[22] |= 2
+	large := packed(queued(StateCatchUp, 5, fresh))
+	large.queue[2].batch = append(large.queue[2].batch, make([]byte, maxPackedBatch)...)
 	for _, test := range []struct {
 		name string
 		p    *partition
 		want int
 	}{
+		{"tiny compressed batches", packed(queued(StateCatchUp, 5, fresh)), 5},
+		{"compressed batches up to one that isn't tiny", large, 2},
+		{"live compressed batches with a full pipeline", flying(packed(queued(StateLive, 10, fresh)), 4), 6},
+		{"up to another codec", mixed, 2},
 		{"a single batch", queued(StateCatchUp, 1, fresh), 1},
 		{"what waits in catch-up", queued(StateCatchUp, 5, fresh), 5},
 		{"less waiting than in flight", flying(queued(StateCatchUp, 5, fresh), 3), 1},

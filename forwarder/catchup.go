@@ -136,6 +136,7 @@ func (l *loop) fetch(f *fetcher) {
 		resp.Version = version
 		if err == nil {
 			if err = resp.ReadFrom(body); err == nil {
+				c.throttled(time.Duration(resp.ThrottleMillis) * time.Millisecond)
 				err = kerr.ErrorForCode(resp.ErrorCode)
 			}
 			if err != nil {

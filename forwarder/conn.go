@@ -43,7 +43,12 @@ type conn struct {
 	err      error      // sticky: why the connection ended
 	corr     int32
 	wake     chan struct{} // size 1: writes isn't empty or err is set
+	ended    chan struct{} // closed once err is set
 	finished chan struct{} // closed after the last call was answered or failed
+	// throttledUntil is when the broker reads from this connection again (KIP-219).
+	throttledUntil time.Time
+
+	login login
 }
 
 // call is a request that awaits its answer. done is called once, on the reader's goroutine: with the answer's body, which it owns
@@ -72,12 +77,13 @@ func dialConn(ctx context.Context, addr, clientID string, opts ClusterOptions) (
 	c := &conn{
 		nc: nc, addr: addr, versions: map[int16]int16{},
 		format: kmsg.NewRequestFormatter(kmsg.FormatterClientID(clientID)),
-		wake:   make(chan struct{}, 1), finished: make(chan struct{}),
+		wake:   make(chan struct{}, 1), ended: make(chan struct{}), finished: make(chan struct{}),
+		login: login{mechanisms: opts.SASL},
 	}
 	deadline, _ := ctx.Deadline()
 	nc.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	err = c.handshake(ctx, opts)
+	err = c.handshake(ctx)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -100,7 +106,7 @@ func dialNet(ctx context.Context, addr string, opts ClusterOptions) (net.Conn, e
 }
 
 // handshake runs before the two goroutines: request and answer in turn.
-func (c *conn) handshake(ctx context.Context, opts ClusterOptions) error {
+func (c *conn) handshake(ctx context.Context) error {
 	versions, err := c.askVersions()
 	if err != nil {
 		return fmt.Errorf("ApiVersions: %w", err)
@@ -108,8 +114,8 @@ func (c *conn) handshake(ctx context.Context, opts ClusterOptions) error {
 	for _, k := range versions.ApiKeys {
 		c.versions[k.ApiKey] = k.MaxVersion
 	}
-	if len(opts.SASL) > 0 {
-		return c.authenticate(ctx, opts.SASL)
+	if len(c.login.mechanisms) > 0 {
+		return c.logIn(ctx, c.roundTrip)
 	}
 	return nil
 }
@@ -202,6 +208,9 @@ func (c *conn) request(ctx context.Context, req kmsg.Request, limit int16) (resp
 		return nil, nil, kerr.UnsupportedVersion
 	}
 	req.SetVersion(version)
+	if err := c.waitThrottled(ctx); err != nil {
+		return nil, nil, err
+	}
 	type answer struct {
 		body []byte
 		buf  *bufpool.Buf
@@ -222,6 +231,10 @@ func (c *conn) request(ctx context.Context, req kmsg.Request, limit int16) (resp
 			a.buf.Release()
 			return nil, nil, fmt.Errorf("broker %s: %s answer: %w", c.addr, kmsg.NameForKey(req.Key()), err)
 		}
+		if t, ok := resp.(kmsg.ThrottleResponse); ok {
+			millis, _ := t.Throttle()
+			c.throttled(time.Duration(millis) * time.Millisecond)
+		}
 		return resp, a.buf, nil
 	case <-ctx.Done():
 		go func() { // the answer, or the connection's end, still comes: nothing else would release it
@@ -233,6 +246,42 @@ func (c *conn) request(ctx context.Context, req kmsg.Request, limit int16) (resp
 	}
 }
 
+// throttled takes note that the broker leaves the connection unread for a time: answers to what was sent before come as much later.
+func (c *conn) throttled(wait time.Duration) {
+	if wait <= 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.throttledUntil = time.Now().Add(wait)
+	for i := range c.calls {
+		c.calls[i].deadline = c.calls[i].deadline.Add(wait)
+	}
+	if len(c.calls) > 0 {
+		c.nc.SetReadDeadline(c.calls[0].deadline)
+	}
+	c.nc.SetWriteDeadline(c.throttledUntil.Add(answerTimeout)) // of a write that stands still meanwhile
+}
+
+// waitThrottled waits until the broker reads from the connection.
+func (c *conn) waitThrottled(ctx context.Context) error {
+	c.mu.Lock()
+	wait := time.Until(c.throttledUntil)
+	c.mu.Unlock()
+	if wait <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.ended: // send says why
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
 // send queues one request without blocking. frame builds it for the given correlation ID.
 func (c *conn) send(deadline time.Time, flexible bool, frame func(correlationID int32) outgoing, done func([]byte, *bufpool.Buf, error)) {
 	c.mu.Lock()
@@ -241,6 +290,9 @@ func (c *conn) send(deadline time.Time, flexible bool, frame func(correlationID 
 		c.mu.Unlock()
 		done(nil, nil, err)
 		return
+	}
+	if wait := time.Until(c.throttledUntil); wait > 0 {
+		deadline = deadline.Add(wait)
 	}
 	c.corr++
 	c.writes = append(c.writes, frame(c.corr))
@@ -264,6 +316,7 @@ func (c *conn) close(err error) {
 	c.mu.Lock()
 	if c.err == nil {
 		c.err = err
+		close(c.ended)
 	}
 	c.mu.Unlock()
 	c.nc.Close()
@@ -275,16 +328,19 @@ func (c *conn) write() {
 	var pieces net.Buffers
 	for {
 		<-c.wake
+		if err := c.renewLogin(); err != nil {
+			c.close(fmt.Errorf("log in again: %w", err))
+		}
 		c.mu.Lock()
 		batch, c.writes = c.writes, batch[:0]
 		err := c.err
+		c.nc.SetWriteDeadline(time.Now().Add(answerTimeout + max(0, time.Until(c.throttledUntil))))
 		c.mu.Unlock()
 		if err == nil && len(batch) > 0 {
 			pieces = pieces[:0]
 			for _, o := range batch {
 				pieces = append(pieces, o.pieces...)
 			}
-			c.nc.SetWriteDeadline(time.Now().Add(answerTimeout))
 			rest := pieces // WriteTo consumes it
 			if _, err = rest.WriteTo(c.nc); err != nil {
 				c.close(err)

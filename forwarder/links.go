@@ -271,6 +271,7 @@ func (l *loop) send(k *link, p *producing, size int64) {
 		if err == nil {
 			answers, throttle, err = p.readAnswers(version, body)
 			buf.Release()
+			c.throttled(throttle)
 		}
 		l.inbox.call(func() { l.produced(c, p, answers, throttle, err) })
 	})

@@ -104,8 +104,15 @@ func SASLMechanism(frame []byte) string {
 
 // SASLHandshakeAccepted reports whether a SaslHandshake response says that the mechanism is taken.
 func SASLHandshakeAccepted(frame []byte) bool {
+	code, ok := SASLHandshakeCode(frame)
+	return ok && code == 0
+}
+
+// SASLHandshakeCode reads the error code of a SaslHandshake response; false if it can't.
+func SASLHandshakeCode(frame []byte) (code int16, ok bool) {
 	w := responseBody(frame, KeySASLHandshake, 0)
-	return w.int16() == 0 && !w.bad
+	code = w.int16()
+	return code, !w.bad
 }
 
 // SASLToken reads the token of a SaslAuthenticate request, aliasing frame; nil if it can't.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -70,14 +69,10 @@ func (a *accessLog) add(name string, fields ...zap.Field) {
 	}
 }
 
-// access is what the access log keeps of one connection; nil where there is no log. The request goroutine owns the first block, the response
-// goroutine the second.
+// access is what the access log keeps of one connection; nil where there is no log. The response goroutine owns the second block.
 type access struct {
 	log *accessLog
 	id  int64
-
-	mechanism string
-	principal string // of PLAIN and SCRAM, which send it in the clear
 
 	steps  int // SaslAuthenticate answers without error since the handshake
 	topics map[string]bool
@@ -105,73 +100,6 @@ func (c *conn) accessConnected() {
 		fields = append(fields, zap.String("tls_subject", name))
 	}
 	c.access.log.add("connect", fields...)
-}
-
-// accessSASL looks into a SASL request of the client's for who logs in how, and reports whether its answer is to be looked at.
-func (c *conn) accessSASL(h protocol.RequestHeader, n int) (watch bool, err error) {
-	if c.access == nil || n > maxPeek || h.APIKey != protocol.KeySASLHandshake && h.APIKey != protocol.KeySASLAuthenticate {
-		return false, nil
-	}
-	b, err := c.requests.peek(n)
-	if err != nil {
-		return false, err
-	}
-	if h.APIKey == protocol.KeySASLHandshake {
-		c.access.mechanism, c.access.principal = clip(protocol.SASLMechanism(b[:n])), ""
-		return false, nil
-	}
-	if h.APIVersion > maxSASLAuthenticate {
-		return false, nil
-	}
-	if c.access.principal == "" {
-		c.access.principal = clip(principal(c.access.mechanism, protocol.SASLToken(b[:n])))
-	}
-	return true, nil
-}
-
-// maxSASLAuthenticate is the newest version whose answer is read.
-const maxSASLAuthenticate = 2
-
-// principal reads the user's name from the first token of a log-in (RFC 4616, RFC 5802), "" where it can't.
-func principal(mechanism string, token []byte) string {
-	switch mechanism = strings.ToUpper(mechanism); {
-	case mechanism == "PLAIN":
-		if parts := strings.SplitN(string(token), "\x00", 3); len(parts) == 3 {
-			return parts[1]
-		}
-	case strings.HasPrefix(mechanism, "SCRAM-"):
-		for part := range strings.SplitSeq(string(token), ",") {
-			if name, ok := strings.CutPrefix(part, "n="); ok {
-				return strings.NewReplacer("=2C", ",", "=3D", "=").Replace(name)
-			}
-		}
-	}
-	return ""
-}
-
-// clip bounds what a client can write into the log.
-func clip(s string) string { return strings.ToValidUTF8(s[:min(len(s), 200)], "?") }
-
-// lastStep is the number of SaslAuthenticate answers after which a mechanism is done; of others each answer is told.
-var lastStep = map[string]int{"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
-
-// accessAuthenticated tells how a log-in went. The client waits for each answer, so the request goroutine's fields stand still.
-func (c *conn) accessAuthenticated(frame []byte, version int16) {
-	code, ok := protocol.SASLAuthenticateCode(frame, version)
-	if !ok {
-		return
-	}
-	a := c.access
-	a.steps++
-	if last := lastStep[strings.ToUpper(a.mechanism)]; code == 0 && a.steps < last {
-		return
-	}
-	a.steps = 0
-	outcome := "ok"
-	if code != 0 {
-		outcome = protocol.ErrorName(code)
-	}
-	a.log.add("authenticate", c.accessFields(zap.String("mechanism", a.mechanism), zap.String("principal", a.principal), zap.String("outcome", outcome))...)
 }
 
 // accessProduced tells of a topic's first acknowledged record on this connection.

@@ -51,7 +51,8 @@ type conn struct {
 	produceParts []producePart // scratch of the response goroutine
 	partIndex    map[partKey]int
 
-	access                      *access // nil without an access log
+	login                       atomic.Pointer[login] // nil: none yet
+	access                      *access               // nil without an access log
 	requestBytes, responseBytes atomic.Int64
 	zeroAcks                    atomic.Int64 // Produce requests without an answer
 	began                       time.Time
@@ -256,12 +257,12 @@ func (c *conn) forwardRequest(h protocol.RequestHeader, n int) error {
 		return closing(reasonVersion, "%s v%d, which kmirror doesn't offer", kmsg.NameForKey(h.APIKey), h.APIVersion)
 	}
 	r := request{header: h}
-	watch, err := c.accessSASL(h, n)
+	watch, err := c.noteLogin(h, n)
 	if err != nil {
 		return err
 	}
 	if watch {
-		r.answer = answerAuthenticate
+		r.answer = answerLogin
 	}
 	switch {
 	case h.APIKey == protocol.KeyProduce:
@@ -563,10 +564,15 @@ func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err erro
 	h := r.header
 	switch r.answer {
 	case answerHandshake:
+		c.handshakeAnswered(frame)
 		c.handshakeOK.Store(protocol.SASLHandshakeAccepted(frame))
 		return nil, nil
-	case answerAuthenticate:
-		c.accessAuthenticated(frame, h.APIVersion)
+	case answerLogin:
+		if h.APIKey == protocol.KeySASLHandshake {
+			c.handshakeAnswered(frame)
+			return nil, nil
+		}
+		c.loginAnswered(frame, h.APIVersion)
 		return nil, nil
 	case answerProduce:
 		if endpoints, err := c.produceAnswered(r, frame); err != nil || !endpoints {

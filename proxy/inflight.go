@@ -16,13 +16,13 @@ const maxInFlight = 1024
 type answer int8
 
 const (
-	answerOpaque       answer = iota // pass it on
-	answerProduce                    // read it for the sink, rewrite node endpoints
-	answerRewrite                    // rewrite broker addresses
-	answerVersions                   // cut version ranges
-	answerHandshake                  // SaslHandshake v0: raw tokens follow
-	answerToken                      // a raw SASL token, without a header
-	answerAuthenticate               // SaslAuthenticate: read its outcome for the access log
+	answerOpaque    answer = iota // pass it on
+	answerProduce                 // read it for the sink, rewrite node endpoints
+	answerRewrite                 // rewrite broker addresses
+	answerVersions                // cut version ranges
+	answerHandshake               // SaslHandshake v0: raw tokens follow
+	answerToken                   // a raw SASL token, without a header
+	answerLogin                   // SaslHandshake v1 or SaslAuthenticate: read its outcome for the logs
 )
 
 // request is a request that was sent to the broker and waits for its response.

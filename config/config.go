@@ -75,7 +75,8 @@ type SNI struct {
 
 // BrokerPorts gives every source broker a port of its own on the proxy.
 type BrokerPorts struct {
-	Base int `koanf:"base" help:"broker n listens on base + n; 0: the bootstrap listener's port + 1"`
+	Base int    `koanf:"base" help:"broker n listens on base + n; 0: the bootstrap listener's port + 1"`
+	IDs  string `koanf:"ids" help:"brokers whose ports are opened at start, before the source named them, as in 0-5,1001; default: none"`
 }
 
 // ServerTLS is TLS towards the clients of the proxy. Certificates are read again when the files change.

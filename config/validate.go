@@ -18,6 +18,7 @@ func (c Config) Validate() error {
 	c.checkClusters(&p)
 	if c.HasRole(RoleProxy) {
 		c.Proxy.check(&p)
+		c.checkPorts(&p)
 	}
 	c.Topics.check(&p)
 	c.Timing.check(&p)

@@ -83,7 +83,11 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		return
 	}
 	defer s.dismiss(addressOf(c.ends.client))
-	source, err := s.dialBroker(c.broker, c.ends)
+	towards := c.broker
+	if towards != nil && s.guesses(towards) {
+		c.guessed, towards = true, nil
+	}
+	source, err := s.dialBroker(towards, c.ends)
 	if err != nil {
 		reset(client)
 		s.closed(c, &closeError{reasonDial, err}, nil)
@@ -152,7 +156,7 @@ func (s *Server) enter(c *conn) bool {
 	c.begin()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.draining {
+	if s.draining || c.guessed && c.broker.named.Load() { // endGuesses came before
 		return false
 	}
 	s.conns[c] = struct{}{}

@@ -37,15 +37,19 @@ type broker struct {
 	port int32                  // that clients are told
 	host string                 // that they are told, "": the connection's
 	ln   net.Listener           // nil where a server name stands for the broker
-	at   atomic.Pointer[Broker] // where the broker is now; nil if another broker took that address
+	at   atomic.Pointer[Broker] // where the broker is now; nil if another broker took that address, or it was never named
+	// named says that the source has named this broker.
+	named atomic.Bool
 }
 
 // brokers are the listeners by node ID.
 //
 // Invariant: the address of a broker's listener leaves the proxy only after the listener is bound.
 type brokers struct {
-	bind func(id int32) (*broker, error) // binds and starts to accept
-	log  *zap.Logger
+	bind       func(id int32) (*broker, error) // binds and starts to accept
+	appeared   func(*broker)                   // is told when a broker with a listener is named for the first time
+	bindErrors *tally                          // counts those of bind
+	log        *zap.Logger
 
 	mu     sync.RWMutex
 	byID   map[int32]*broker
@@ -87,7 +91,10 @@ func (b *brokers) change(to Broker) (*broker, bool) {
 		}
 		return nil, false
 	}
-	delete(b.failed, to.ID)
+	if b.failed[to.ID] != "" {
+		delete(b.failed, to.ID)
+		b.log.Info("broker has its listener now", zap.Int32("broker", to.ID), zap.Int32("port", k.port))
+	}
 	for _, other := range b.byID {
 		if at := other.at.Load(); at != nil && other != k && at.Host == to.Host && at.Port == to.Port {
 			other.at.Store(nil) // a client of that broker must not reach this one
@@ -95,6 +102,9 @@ func (b *brokers) change(to Broker) (*broker, bool) {
 	}
 	if was := k.at.Swap(&to); was == nil || *was != to {
 		b.log.Info("broker listener leads to", zap.Int32("broker", to.ID), zap.Int32("port", k.port), zap.String("broker_address", to.address()))
+	}
+	if !k.named.Swap(true) {
+		b.appeared(k)
 	}
 	return k, true
 }
@@ -112,6 +122,7 @@ func (b *brokers) listener(id int32) (*broker, error) {
 	}
 	k, err := b.bind(id)
 	if err != nil {
+		b.bindErrors.Inc()
 		return nil, err
 	}
 	b.byID[id] = k
@@ -157,6 +168,15 @@ func (b *brokers) list() []*broker {
 
 // bindBroker opens the listener of a broker and starts to accept on it.
 func (s *Server) bindBroker(id int32) (*broker, error) {
+	k, err := s.listenFor(id)
+	if err == nil {
+		s.wg.Go(func() { s.acceptBroker(k) })
+	}
+	return k, err
+}
+
+// listenFor opens the listener of a broker.
+func (s *Server) listenFor(id int32) (*broker, error) {
 	port := 0
 	if s.o.BrokerPortBase > 0 {
 		port = s.o.BrokerPortBase + int(id)
@@ -166,9 +186,10 @@ func (s *Server) bindBroker(id int32) (*broker, error) {
 	}
 	ln, err := net.Listen("tcp", net.JoinHostPort(s.bindHost, strconv.Itoa(port)))
 	if err != nil {
+		if port != 0 && port == portOf(s.ln.Addr()) {
+			err = fmt.Errorf("%w: it is the bootstrap listener's own", err)
+		}
 		return nil, err
 	}
-	k := &broker{id: id, ln: ln, port: int32(ln.Addr().(*net.TCPAddr).Port)}
-	s.wg.Go(func() { s.acceptBroker(k) })
-	return k, nil
+	return &broker{id: id, ln: ln, port: int32(ln.Addr().(*net.TCPAddr).Port)}, nil
 }

@@ -31,6 +31,7 @@ type conn struct {
 	s              *Server
 	client, source net.Conn
 	broker         *broker // that the listener stands for; nil for the bootstrap listener
+	guessed        bool    // the source connection leads to a bootstrap broker, since nobody named that broker yet
 	host           string  // that this client is told to reach brokers at
 	ends           endpoints
 	log            *zap.Logger

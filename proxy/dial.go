@@ -13,7 +13,7 @@ func (s *Server) dialBroker(b *broker, client endpoints) (net.Conn, error) {
 	if b != nil {
 		at := b.at.Load()
 		if at == nil {
-			return nil, fmt.Errorf("broker %d left the cluster", b.id)
+			return nil, fmt.Errorf("broker %d isn't in the cluster", b.id)
 		}
 		c, err := s.dial(ctx, at.address())
 		if err != nil {

@@ -44,6 +44,7 @@ var Metrics = []struct{ Name, Help string }{
 	{"kmirror_proxy_doubts_total", "Produce answers that put a topic's identity or a partition's log in doubt."},
 	{"kmirror_proxy_held_bytes", "Bytes of Produce requests held until they are answered."},
 	{"kmirror_proxy_broker_listeners", "Open broker listeners."},
+	{"kmirror_proxy_bind_errors_total", "Attempts to open a broker's listener that failed; they are repeated."},
 	{"kmirror_proxy_access_events_dropped_total", "Events that the access log couldn't take in time."},
 	{"kmirror_proxy_ready", "1 once the listeners of all known brokers are open."},
 }
@@ -62,6 +63,7 @@ type metrics struct {
 	accessDropped       prometheus.Counter
 	offered, refused    tally
 	grown, doubts       tally
+	bindErrors          tally
 }
 
 // register makes the metrics and registers them, if there is a registry. The gauges are read from s when scraped.
@@ -91,6 +93,7 @@ func (m *metrics) register(registry prometheus.Registerer, s *Server) error {
 	r.tally("kmirror_proxy_batches_total", prometheus.Labels{"outcome": "refused"}, &m.refused)
 	r.tally("kmirror_proxy_batches_total", prometheus.Labels{"outcome": "grown"}, &m.grown)
 	r.tally("kmirror_proxy_doubts_total", nil, &m.doubts)
+	r.tally("kmirror_proxy_bind_errors_total", nil, &m.bindErrors)
 	r.gauge("kmirror_proxy_connections", s.connections)
 	r.gauge("kmirror_proxy_requests_in_flight", s.inFlight)
 	r.gauge("kmirror_proxy_held_bytes", func() int { return int(s.held.Load()) })

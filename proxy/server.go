@@ -21,6 +21,7 @@ type Options struct {
 	Listen         string   // host:port of the bootstrap listener
 	Advertise      string   // host that clients are told to reach brokers at; "": the listener's, or, if that is unspecified, the address that the client itself came to
 	BrokerPortBase int      // broker n listens on base + n; 0: any free port
+	BrokerIDs      []int32  // brokers whose listeners New binds, before the source named them
 	Seeds          []string // host:port of bootstrap brokers of the source cluster
 
 	Dial          func(ctx context.Context, network, address string) (net.Conn, error) // nil: TCP
@@ -70,18 +71,20 @@ func (o Options) withDefaults() Options {
 
 // Server is the proxy: the bootstrap listener, a listener per broker, and their connections.
 type Server struct {
-	o        Options
-	log      *zap.Logger
-	ln       net.Listener // bootstrap
-	bindHost string       // of all listeners
-	metrics  metrics
-	brokers  brokers
-	seeds    *seeds
-	topics   topicNames
-	warnings warnings
-	held     atomic.Int64 // bytes of kept Produce requests
-	ready    atomic.Bool
-	started  atomic.Bool
+	o         Options
+	log       *zap.Logger
+	ln        net.Listener // bootstrap
+	bindHost  string       // of all listeners
+	metrics   metrics
+	brokers   brokers
+	predicted []*broker // of Options.BrokerIDs
+	seeds     *seeds
+	topics    topicNames
+	warnings  warnings
+	held      atomic.Int64 // bytes of kept Produce requests
+	ready     atomic.Bool
+	started   atomic.Bool
+	listed    atomic.Bool // Options.Brokers answered
 
 	wg   sync.WaitGroup // every goroutine of Run
 	base context.Context
@@ -115,21 +118,31 @@ func New(o Options) (*Server, error) {
 	if o.SNI.Pattern != "" {
 		bind = s.bindSNI
 	}
-	s.brokers = brokers{bind: bind, log: o.Logger, byID: make(map[int32]*broker), failed: make(map[int32]string)}
+	s.brokers = brokers{
+		bind: bind, appeared: s.endGuesses, bindErrors: &s.metrics.bindErrors, log: o.Logger,
+		byID: make(map[int32]*broker), failed: make(map[int32]string),
+	}
 	s.seeds = newSeeds(o.Seeds, s.dial, o.Logger)
 	if err := s.metrics.register(o.Registry, s); err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	s.access = newAccessLog(o.Access, s.metrics.accessDropped)
+	if err := s.bindPredicted(); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
 	return s, nil
 }
 
 // Addr is the address of the bootstrap listener.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
 
-// Close releases the bootstrap listener of a Server that is never run. Run closes it itself.
-func (s *Server) Close() error { return s.ln.Close() }
+// Close releases the listeners of a Server that is never run. Run closes them itself.
+func (s *Server) Close() error {
+	s.brokers.close()
+	return s.ln.Close()
+}
 
 // Ready reports whether the listeners of all known brokers are bound, so that a client that knows only those can come back.
 func (s *Server) Ready() bool { return s.ready.Load() }
@@ -147,6 +160,9 @@ func (s *Server) Run(ctx context.Context) error {
 	s.base = base
 
 	s.log.Info("proxy listens", zap.Stringer("address", s.ln.Addr()))
+	for _, k := range s.predicted {
+		s.wg.Go(func() { s.acceptBroker(k) })
+	}
 	s.wg.Go(s.acceptBootstrap)
 	s.wg.Go(func() { s.watchSeeds(ctx) })
 	s.wg.Go(func() { s.watchBrokers(ctx) })

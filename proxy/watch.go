@@ -37,6 +37,9 @@ func (s *Server) watchBrokers(ctx context.Context) {
 				s.log.Warn("brokers of the source cluster can't be listed", zap.Error(err))
 			}
 			failing = err.Error()
+			if len(s.o.BrokerIDs) > 0 && !s.listed.Load() && !s.ready.Swap(true) {
+				s.log.Info("proxy is ready with the brokers of the settings alone", zap.Int("brokers", s.brokers.len()))
+			}
 			wait = min(2*wait, s.o.RefreshEvery)
 		}
 		pause(ctx, wait)
@@ -63,6 +66,7 @@ func (s *Server) refreshBrokers(ctx context.Context) error {
 		_, ok := s.brokers.learn(b.ID, []byte(b.Host), b.Port)
 		bound = bound && ok
 	}
+	s.listed.Store(true)
 	if ready := bound && len(list) > 0 && ctx.Err() == nil; ready != s.ready.Swap(ready) && ready {
 		s.log.Info("proxy is ready", zap.String("cluster_id", clusterID), zap.Int("brokers", len(list)))
 	}

@@ -204,8 +204,12 @@ func (x *instance) buildProxy(source cluster, lister proxy.BrokerLister) error {
 	if err != nil {
 		return err
 	}
+	ids, err := c.Proxy.BrokerPorts.List()
+	if err != nil {
+		return fmt.Errorf("proxy.broker_ports.ids: %w", err)
+	}
 	options := proxy.Options{
-		Listen: c.Proxy.Listen, Advertise: c.Proxy.Advertise, BrokerPortBase: base, Seeds: c.Source.Bootstrap,
+		Listen: c.Proxy.Listen, Advertise: c.Proxy.Advertise, BrokerPortBase: base, BrokerIDs: ids, Seeds: c.Source.Bootstrap,
 		Dial: source.dial, UpstreamTLS: source.tls, DownstreamTLS: downstream,
 		SNI:         proxy.SNI{Pattern: c.Proxy.SNI.Pattern, Port: c.Proxy.SNI.Port},
 		ProxyHeader: proxyHeaders[c.Proxy.ProxyProtocol], SendProxyHeader: sentHeaders[c.Proxy.SendProxyProtocol],

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -144,15 +145,59 @@ func goldenResponse(key, version int16) kmsg.Response {
 	return response
 }
 
+// goldenError is a response that says an error and names no broker, or node -1.
+func goldenError(key, version int16) kmsg.Response {
+	response := newResponse(key, version)
+	if code := reflect.ValueOf(response).Elem().FieldByName("ErrorCode"); code.IsValid() {
+		code.SetInt(15)
+	}
+	if r, ok := response.(*kmsg.FindCoordinatorResponse); ok {
+		r.NodeID, r.Port, r.ErrorMessage = -1, -1, kmsg.StringPtr("not available")
+		r.Coordinators = []kmsg.FindCoordinatorResponseCoordinator{{Key: "none", NodeID: -1, Port: -1, ErrorCode: 15, ErrorMessage: r.ErrorMessage}}
+	}
+	return response
+}
+
+// tagEverything gives every struct below v a tagged field that nobody knows.
+func tagEverything(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			tagEverything(v.Elem())
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			tagEverything(v.Index(i))
+		}
+	case reflect.Struct:
+		if tags, ok := v.Addr().Interface().(*kmsg.Tags); ok {
+			tags.Set(99, []byte("kept"))
+			return
+		}
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				tagEverything(v.Field(i))
+			}
+		}
+	}
+}
+
 func TestGoldenRewrites(t *testing.T) {
 	eachRewritten(func(key, version int16) {
-		frame := responseFrame(goldenResponse(key, version), 7)
-		out, err := Rewrite(nil, frame, key, version, goldenAddress)
-		if err != nil {
-			t.Fatalf("%s v%d: %v", apiName(key), version, err)
+		var frames []goldenFrame
+		add := func(suffix string, response kmsg.Response) {
+			tagEverything(reflect.ValueOf(response))
+			frame := responseFrame(response, 7)
+			out, err := Rewrite(nil, frame, key, version, goldenAddress)
+			if err != nil {
+				t.Fatalf("%s v%d%s: %v", apiName(key), version, suffix, err)
+			}
+			frames = append(frames, goldenFrame{"broker" + suffix, frame}, goldenFrame{"client" + suffix, out})
 		}
-		golden{fmt.Sprintf("%s v%d response, as the broker sends it (made with kmsg) and as the client gets it.", apiName(key), version),
-			[]goldenFrame{{"broker", frame}, {"client", out}}}.check(t, fmt.Sprintf("testdata/%s/v%d-response.hex", strings.ToLower(apiName(key)), version))
+		add("", goldenResponse(key, version))
+		add("-error", goldenError(key, version))
+		golden{fmt.Sprintf("%s v%d response, as the broker sends it (made with kmsg) and as the client gets it; then one with an error.", apiName(key), version),
+			frames}.check(t, fmt.Sprintf("testdata/%s/v%d-response.hex", strings.ToLower(apiName(key)), version))
 	})
 }
 

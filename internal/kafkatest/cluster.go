@@ -45,6 +45,7 @@ func Each(t *testing.T, f func(t *testing.T, c Cluster), opts ...Option) {
 // options are what an Option sets.
 type options struct {
 	brokers   int
+	ids       []int32
 	config    map[string]string
 	heap      string
 	jvm       []string
@@ -58,6 +59,9 @@ type Option func(*options)
 
 // Brokers sets the number of brokers (1). Real brokers are numbered from 1, those of kfake from 0.
 func Brokers(n int) Option { return func(o *options) { o.brokers = n } }
+
+// IDs sets the brokers' IDs, of real clusters alone, and so their number.
+func IDs(ids ...int32) Option { return func(o *options) { o.brokers, o.ids = len(ids), ids } }
 
 // Config sets a broker setting, on every broker.
 func Config(key, value string) Option { return func(o *options) { o.config[key] = value } }

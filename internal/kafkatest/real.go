@@ -59,8 +59,15 @@ func (c *RealCluster) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {
 	return newClient(t, c.Seeds(), opts)
 }
 
-// Broker returns the broker with that ID; they count from 1.
-func (c *RealCluster) Broker(id int32) *Broker { return c.brokers[id-1] }
+// Broker returns the broker with that ID; they count from 1 unless IDs says otherwise. nil if there is none.
+func (c *RealCluster) Broker(id int32) *Broker {
+	for _, b := range c.brokers {
+		if b.ID == id {
+			return b
+		}
+	}
+	return nil
+}
 
 // Brokers returns all brokers.
 func (c *RealCluster) Brokers() []*Broker { return c.brokers }
@@ -120,11 +127,16 @@ func newRealCluster(inst installation, o options) (*RealCluster, error) {
 		return c, err
 	}
 	var voters []string
+	var g errgroup.Group
+	ids := o.ids
 	for i := range o.brokers {
-		voters = append(voters, fmt.Sprintf("%d@127.0.0.1:%d", i+1, base+o.brokers+i))
+		if len(o.ids) == 0 {
+			ids = append(ids, int32(i+1))
+		}
+		voters = append(voters, fmt.Sprintf("%d@127.0.0.1:%d", ids[i], base+o.brokers+i))
 	}
-	for i := range o.brokers {
-		b := &Broker{ID: int32(i + 1), Addr: fmt.Sprintf("127.0.0.1:%d", base+i), inst: inst, dir: filepath.Join(dir, strconv.Itoa(i+1))}
+	for i, id := range ids {
+		b := &Broker{ID: id, Addr: fmt.Sprintf("127.0.0.1:%d", base+i), inst: inst, dir: filepath.Join(dir, strconv.Itoa(int(id)))}
 		b.flags, b.listeners = jvmFlags(inst, o), make(map[string]string)
 		for j, l := range o.listeners {
 			b.listeners[l.name] = fmt.Sprintf("127.0.0.1:%d", base+(2+j)*o.brokers+i)
@@ -132,7 +144,10 @@ func newRealCluster(inst installation, o options) (*RealCluster, error) {
 		b.config = brokerConfig(o, b, strings.Join(voters, ","), base+o.brokers+i)
 		c.brokers = append(c.brokers, b)
 	}
-	if err := c.format(); err != nil {
+	for _, b := range c.brokers {
+		g.Go(func() error { return c.format(b) })
+	}
+	if err := g.Wait(); err != nil {
 		return c, err
 	}
 	return c, c.start()
@@ -229,28 +244,22 @@ func brokerConfig(o options, b *Broker, voters string, controllerPort int) map[s
 	return config
 }
 
-// format prepares every broker's folder.
-func (c *RealCluster) format() error {
-	var g errgroup.Group
-	for _, b := range c.brokers {
-		g.Go(func() error {
-			if err := os.MkdirAll(b.dir, 0o777); err != nil {
-				return err
-			}
-			properties := filepath.Join(b.dir, "server.properties")
-			if err := writeProperties(properties, b.config); err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			args := append(toolFlags(b.inst), "-cp", b.inst.jars, "kafka.tools.StorageTool", "format", "-t", c.ID, "-c", properties)
-			if out, err := exec.CommandContext(ctx, b.inst.java, args...).CombinedOutput(); err != nil {
-				return fmt.Errorf("kafkatest: format broker %d: %w\n%s", b.ID, err, out)
-			}
-			return nil
-		})
+// format prepares a broker's folder.
+func (c *RealCluster) format(b *Broker) error {
+	if err := os.MkdirAll(b.dir, 0o777); err != nil {
+		return err
 	}
-	return g.Wait()
+	properties := filepath.Join(b.dir, "server.properties")
+	if err := writeProperties(properties, b.config); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	args := append(toolFlags(b.inst), "-cp", b.inst.jars, "kafka.tools.StorageTool", "format", "-t", c.ID, "-c", properties)
+	if out, err := exec.CommandContext(ctx, b.inst.java, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("kafkatest: format broker %d: %w\n%s", b.ID, err, out)
+	}
+	return nil
 }
 
 // start starts all brokers and waits until each knows all others.

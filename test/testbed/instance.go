@@ -76,6 +76,8 @@ type Instance struct {
 	base    int      // bootstrap listener, then the brokers', then the admin listener
 	logFile string   // of every start, one after the other
 
+	captured *Capture // nil where it isn't allowed
+
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	exited chan struct{} // closed once cmd was waited for
@@ -108,6 +110,9 @@ func New(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *Instan
 		"--source", strings.Join(source.Seeds(), ","), "--mirror", strings.Join(mirror.Seeds(), ","),
 		"--listen", in.Seeds()[0], "--broker-port-base", strconv.Itoa(in.base + 1), "--admin", in.AdminAddr(),
 	}, args...)
+	if _, benchmark := t.(*testing.B); !benchmark {
+		in.capture(t, source.Seeds())
+	}
 	t.Cleanup(func() {
 		in.end()
 		if t.Failed() {
@@ -319,6 +324,13 @@ func WaitLive(t testing.TB, in *Instance, topic string, partitions int) {
 		}
 		return nil
 	})
+}
+
+// Hide adds addresses of brokers that no client may read; those that the source had at first are.
+func (in *Instance) Hide(addresses ...string) {
+	if in.captured != nil {
+		in.captured.Hide(addresses...)
+	}
 }
 
 // PID is the process ID of the last start.

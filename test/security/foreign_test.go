@@ -101,7 +101,7 @@ func javaLogIn(t *testing.T, bootstrap string, c logInCase) *exec.Cmd {
 		module = "plain.PlainLoginModule"
 	}
 	file := filepath.Join(t.TempDir(), "client.properties")
-	text := fmt.Sprintf("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=%s\nrequest.timeout.ms=3000\ndefault.api.timeout.ms=4000\n"+
+	text := fmt.Sprintf("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=%s\nrequest.timeout.ms=15000\ndefault.api.timeout.ms=30000\n"+
 		"sasl.jaas.config=org.apache.kafka.common.security.%s required username=\"%s\" password=\"%s\";\n", c.mechanism, module, user, c.password)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

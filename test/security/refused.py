@@ -1,22 +1,30 @@
 """Logs in with a client library and prints how it is refused: LIBRARY BOOTSTRAP MECHANISM USER PASSWORD."""
+import re
 import sys
 
 
 def confluent(bootstrap, mechanism, user, password):
     from confluent_kafka import KafkaException, Producer
 
-    seen = set()
+    refused = []
+
+    def failed(error):
+        if error.name() == "_AUTHENTICATION":
+            refused.append(error.name() + " " + re.sub(r" \(after .*", "", error.str()))
+
     producer = Producer({
         "bootstrap.servers": bootstrap, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": mechanism,
-        "sasl.username": user, "sasl.password": password, "error_cb": lambda e: seen.add(e.name()), "log_level": 0,
+        "sasl.username": user, "sasl.password": password, "error_cb": failed, "log_level": 0,
     })
-    try:
-        producer.list_topics(timeout=4)
-        seen.add("served")
-    except KafkaException as e:
-        seen.add("raised " + e.args[0].name())
-    producer.poll(0)
-    return " ".join(sorted(seen))
+    for _ in range(60):
+        try:
+            producer.list_topics(timeout=0.5)
+            return "served"
+        except KafkaException:
+            producer.poll(0)
+        if refused:
+            return refused[0]
+    return "no answer"
 
 
 def kafka_python(bootstrap, mechanism, user, password):
@@ -25,7 +33,7 @@ def kafka_python(bootstrap, mechanism, user, password):
     try:
         KafkaProducer(
             bootstrap_servers=bootstrap, security_protocol="SASL_PLAINTEXT", sasl_mechanism=mechanism,
-            sasl_plain_username=user, sasl_plain_password=password, bootstrap_timeout_ms=4000,
+            sasl_plain_username=user, sasl_plain_password=password, bootstrap_timeout_ms=6000,
         ).close()
         return "served"
     except Exception as e:  # the class is what a program sees

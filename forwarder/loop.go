@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -257,7 +258,7 @@ func (l *loop) stop() {
 		l.letStreamGo(s, true)
 	}
 	l.directory.Store(&directory{})
-	l.timers.add(l.now.Add(drainTimeout), func() {
+	l.timers.add(l.now.Add(cmp.Or(l.opts.DrainTimeout, drainTimeout)), func() {
 		l.log.Warn("shutdown: not everything was drained in time; the next start resolves it", zap.Int("streams", len(l.leaving)))
 		l.done = true
 	})

@@ -67,6 +67,7 @@ type Options struct {
 	CheckpointEvery time.Duration
 	SessionTimeout  time.Duration // of the consumer group
 	TakeoverWait    time.Duration // EXACTLY-ONCE.md W3
+	DrainTimeout    time.Duration // at shutdown, for what is in flight and the last checkpoint; 0: 8 s
 
 	Logger   *zap.Logger
 	Registry prometheus.Registerer

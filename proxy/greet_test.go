@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"net"
@@ -266,6 +267,40 @@ func TestAccessLogNeverBlocks(t *testing.T) {
 		c.Close()
 	}
 	eventually(t, "events are dropped", func() bool { return len(s.access.events) == accessQueue })
+}
+
+// TestAStuckAccessLogHoldsNothingUp: the end of Run doesn't wait for a log that takes nothing.
+func TestAStuckAccessLogHoldsNothingUp(t *testing.T) {
+	stuck := make(chan struct{})
+	writing := make(chan struct{}, 10)
+	core := zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(writerFunc(func(p []byte) (int, error) {
+		writing <- struct{}{}
+		<-stuck
+		return len(p), nil
+	})), zap.DebugLevel)
+	s, err := New(Options{Listen: "127.0.0.1:0", Seeds: []string{script(t, nil).ln.Addr().String()}, Access: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	c := dialRaw(t, s.Addr())
+	c.send(rawRequest(68, 0, 7, nil))
+	c.receive()
+	c.Close()
+	<-writing
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Run waits for the access log")
+	}
+	close(stuck)
+	eventually(t, "the log's goroutine has ended", func() bool { return len(s.access.events) == 0 })
 }
 
 type writerFunc func(p []byte) (int, error)

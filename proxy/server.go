@@ -186,13 +186,30 @@ func (s *Server) Run(ctx context.Context) error {
 	s.wg.Wait()
 	grace.Stop()
 	stopLog()
-	written.Wait()
+	s.awaitAccessLog(&written)
 	s.warnings.flush()
 	s.log.Info("proxy stopped")
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("proxy: %w", err)
 	}
 	return nil
+}
+
+// accessLogWait is how long the access log may take to write its last events.
+const accessLogWait = time.Second
+
+// awaitAccessLog waits for the access log, but not for a file or pipe that takes nothing: that would hold up the mirror's shutdown.
+func (s *Server) awaitAccessLog(written *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		written.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(accessLogWait):
+		s.log.Warn("the access log takes nothing; its last events are lost")
+	}
 }
 
 // drain lets every connection end after its requests in flight.

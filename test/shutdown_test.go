@@ -141,3 +141,23 @@ func TestSecondSignalExitsAtOnce(t *testing.T) {
 		t.Errorf("exit code %d after %v, want a failure at once", code, time.Since(begun))
 	}
 }
+
+// TestShortGraceWithAHungMirror: a mirror that doesn't answer doesn't use up even a short grace time, and the next start goes on.
+func TestShortGraceWithAHungMirror(t *testing.T) {
+	source, _ := kafkatest.Shared(t)
+	mirror := kafkatest.Real(t)
+	topic := testbed.TopicName(t)
+	kafkatest.CreateTopic(t, source, topic, 2, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--grace", "6s")
+	testbed.WaitLive(t, in, topic, 2)
+	load := testbed.StartLoad(t, in.Seeds(), topic, 2, 500, 100)
+	load.WaitAcked(500)
+	mirror.Broker(1).Freeze(t)
+	load.WaitAcked(500) // some of it is on its way to the mirror
+	load.Stop()
+	in.Stop() // exit code 0
+	mirror.Broker(1).Thaw(t)
+	in.Start()
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
+}

@@ -166,6 +166,7 @@ func forwarderOptions(c config.Config, source, mirror forwarder.ClusterOptions) 
 		CheckpointEvery:   c.Timing.Checkpoint,
 		SessionTimeout:    c.Timing.SessionTimeout,
 		TakeoverWait:      c.Timing.TakeoverWait,
+		DrainTimeout:      drainTimeout(c),
 	}, nil
 }
 
@@ -245,8 +246,19 @@ func proxyLimits(c config.Limits) proxy.Limits {
 	return proxy.Limits{PerIP: c.ConnectionsPerIP, FirstRequest: c.FirstRequest, Idle: c.Idle, Age: c.Age, Unread: c.Unread}
 }
 
-// proxyGrace leaves the forwarder its part of the grace time.
-func proxyGrace(grace time.Duration) time.Duration { return grace - min(12*time.Second, grace/2) }
+// mirrorGrace is the forwarder's part of the grace time, and proxyGrace what that leaves the proxy.
+func mirrorGrace(grace time.Duration) time.Duration { return min(12*time.Second, grace/2) }
+
+func proxyGrace(grace time.Duration) time.Duration { return grace - mirrorGrace(grace) }
+
+// drainTimeout leaves room in the mirror's part for closing what is open, so that a mirror that hangs doesn't use up the grace time.
+func drainTimeout(c config.Config) time.Duration {
+	grace := c.Grace
+	if c.HasRole(config.RoleProxy) {
+		grace = mirrorGrace(grace)
+	}
+	return min(8*time.Second, grace*2/3)
+}
 
 // brokerPortBase is the setting, or the bootstrap listener's port + 1, so that restarts give each broker the same port. A listener
 // on any free port lets the brokers have any free port too.

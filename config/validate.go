@@ -185,6 +185,9 @@ func (x Proxy) checkSNI(p *Problems) {
 	if x.TLS.CertFile == "" {
 		p.add("proxy.tls.cert_file", "missing, but proxy.sni.pattern is set: only TLS clients name a server")
 	}
+	if x.Advertise == "" {
+		p.add("proxy.advertise", "missing, but proxy.sni.pattern is set: say under which name clients bootstrap")
+	}
 	if x.BrokerPorts.Base != 0 {
 		p.add("proxy.broker_ports.base", "set, and proxy.sni.pattern too: name one of them")
 	}

@@ -38,7 +38,7 @@ func newCluster(report *fileReports, c config.Cluster) (cluster, error) {
 
 // options are what the forwarder takes.
 func (c cluster) options() forwarder.ClusterOptions {
-	return forwarder.ClusterOptions{Seeds: c.config.Bootstrap, Dial: withTLS(c.dial, c.tls), SASL: mechanisms(c.config.SASL)}
+	return forwarder.ClusterOptions{Seeds: c.config.Bootstrap, Dial: inTime(withTLS(c.dial, c.tls)), SASL: mechanisms(c.config.SASL)}
 }
 
 // clientOptions turns them into options of a franz-go client.

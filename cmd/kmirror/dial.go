@@ -84,6 +84,15 @@ func connect(c net.Conn, u *url.URL, address string) error {
 	return nil
 }
 
+// inTime bounds a whole dial: a proxy's answer and the TLS handshake too, which kgo leaves to its dialer.
+func inTime(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return dial(ctx, network, address)
+	}
+}
+
 // withTLS adds TLS to a dialFunc; the server's name is the host dialled unless config names another.
 func withTLS(dial dialFunc, config *tls.Config) dialFunc {
 	if config == nil {

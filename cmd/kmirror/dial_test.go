@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -135,6 +136,31 @@ func TestDialThroughProxies(t *testing.T) {
 			t.Errorf("error with a wrong password = %v, want one without it", err)
 		}
 	}
+}
+
+// TestDialIsBounded: what accepts and never answers, as a proxy or in the TLS handshake, is given up.
+func TestDialIsBounded(t *testing.T) {
+	silent := serve(t, func(c net.Conn) { io.Copy(io.Discard, c); c.Close() })
+	for name, c := range map[string]cluster{
+		"SOCKS5": {dial: mustDial(t, "socks5://"+silent)}, "CONNECT": {dial: mustDial(t, "http://"+silent)},
+		"TLS": {dial: mustDial(t, ""), tls: &tls.Config{ServerName: "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if _, err := c.options().Dial(t.Context(), "tcp", silent); err == nil {
+				t.Error("a connection came of it")
+			}
+		})
+	}
+}
+
+func mustDial(t *testing.T, url string) dialFunc {
+	t.Helper()
+	dial, err := newDial(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dial
 }
 
 // TestBothClustersThroughProxies: everything that kmirror dials goes through the proxies that are named.

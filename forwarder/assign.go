@@ -8,6 +8,7 @@ import (
 	"kmirror/protocol"
 )
 
+// assigned takes the partitions that the group gave this instance.
 func (l *loop) assigned(owned map[topicPartition]bool, losses int, topics map[string]int32) {
 	if losses != l.losses {
 		// Others may have owned these meanwhile: begin anew, with what the last owner committed.
@@ -21,6 +22,7 @@ func (l *loop) assigned(owned map[topicPartition]bool, losses int, topics map[st
 	l.reconcile()
 }
 
+// reconcile makes the streams what the assignment and both clusters' topics say.
 func (l *loop) reconcile() {
 	if l.stopping || l.registry == nil {
 		return
@@ -97,6 +99,7 @@ func (l *loop) setLeaders(s *stream, source, mirror leadership) {
 	}
 }
 
+// publish lets the proxy find the streams.
 func (l *loop) publish() {
 	d := &directory{byName: map[string][]*stream{}, byID: map[protocol.TopicID][]*stream{}}
 	for tp, s := range l.streams {
@@ -112,6 +115,7 @@ func (l *loop) publish() {
 	l.directory.Store(d)
 }
 
+// letStreamGo ends a stream: nothing new is sent, what is in flight is waited for, and handed over with a last checkpoint if hand is true.
 func (l *loop) letStreamGo(s *stream, hand bool) {
 	s.removed = true
 	s.accepting.Store(false)
@@ -133,6 +137,7 @@ func (l *loop) letStreamGo(s *stream, hand bool) {
 	l.drained(s)
 }
 
+// loadCheckpoints reads what was committed for new streams, then recovers them.
 func (l *loop) loadCheckpoints(fresh []*stream) {
 	l.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, mirrorTimeout)
@@ -163,6 +168,7 @@ func (l *loop) loadCheckpoints(fresh []*stream) {
 	})
 }
 
+// inherit takes the last owner's checkpoint and what it says of requests that may still be on their way (rule S5).
 func (l *loop) inherit(s *stream, c checkpoint, ok bool) {
 	s.stored = c
 	if s.haveStored = ok && c.sourceTopicID == s.topicID && c.mirrorTopicID == s.mirrorTopicID; s.haveStored {

@@ -66,6 +66,7 @@ func parseTopicID(s string) (id protocol.TopicID, err error) {
 	return id, err
 }
 
+// checkpoint is what is to be committed for a stream.
 func (s *stream) checkpoint(self process) checkpoint {
 	c := s.stored
 	if s.acked >= 0 {
@@ -76,6 +77,7 @@ func (s *stream) checkpoint(self process) checkpoint {
 	return c
 }
 
+// commit stores the checkpoints that moved, and those of streams that were handed over.
 func (l *loop) commit() {
 	if l.committing || l.left {
 		return
@@ -128,6 +130,8 @@ func (l *loop) committed(streams []*stream, commits []commit, err error) {
 	}
 }
 
+// release commits that streams were handed over, where the next owner hasn't committed yet: its word must not be covered. It runs beside the
+// loop.
 func (l *loop) release(ctx context.Context, releases []commit) error {
 	if len(releases) == 0 {
 		return nil

@@ -68,7 +68,6 @@ type loop struct {
 	done     bool
 }
 
-// refreshing is the state of the topic refresh: one at a time, sooner when asked.
 const (
 	drainTimeout = 8 * time.Second
 	// defaultExpiry is the mirror's producer.id.expiration.ms unless it tells another (F3).
@@ -241,16 +240,6 @@ func (l *loop) grew(s *stream) {
 	}
 }
 
-// assigned takes the partitions that the group gave this instance.
-// reconcile makes the streams what the assignment and both clusters' topics say.
-// publish lets the proxy find the streams.
-// letStreamGo ends a stream: nothing new is sent, what is in flight is waited for, and handed over with a last checkpoint if hand is true.
-// checkpoint is what is to be committed for a stream.
-// loadCheckpoints reads what was committed for new streams, then recovers them.
-// inherit takes the last owner's checkpoint and what it says of requests that may still be on their way (rule S5).
-// commit stores the checkpoints that moved, and those of streams that were handed over.
-// release commits that streams were handed over, where the next owner hasn't committed yet: its word must not be covered. It runs beside the
-// loop.
 // stop begins the shutdown.
 func (l *loop) stop() {
 	l.stopping = true
@@ -327,6 +316,3 @@ func (l *loop) sourceLost(err error) bool { return l.note(&l.sourceReach, "sourc
 
 // mirrorLost does the same for the mirror.
 func (l *loop) mirrorLost(err error) bool { return l.note(&l.mirrorReach, "mirror", err) }
-
-// refreshSoon asks both clusters for their topics again.
-// lookFor closes looked after topics were refreshed and then the source's ends were looked at.

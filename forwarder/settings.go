@@ -209,8 +209,11 @@ type settingsKeeper struct {
 
 	lookedAt time.Time
 	checked  map[string]topicCheck // by source topic
-	told     map[string]string     // problem, once logged; by topic
+	told     map[told]string       // problem, once logged
 }
+
+// told is what a problem was said of.
+type told struct{ topic, message string }
 
 // topicCheck is what the last look at a topic's settings found.
 type topicCheck struct {
@@ -325,7 +328,7 @@ func (k *settingsKeeper) apply(ctx context.Context, registry *registry, alter *k
 			err := kerr.ErrorForCode(res.ErrorCode)
 			failed[res.ResourceName] = err != nil
 			if err != nil {
-				k.tell(res.ResourceName+" ", described(err, res.ErrorMessage), "the mirror topic's settings can't be changed")
+				k.tell(res.ResourceName, described(err, res.ErrorMessage), "the mirror topic's settings can't be changed")
 			}
 		}
 		for _, res := range alter.Resources {
@@ -352,17 +355,18 @@ func changeTexts(configs []kmsg.IncrementalAlterConfigsRequestResourceConfig) (t
 	return texts
 }
 
-// tell logs a topic's problem when it is new or another one.
+// tell logs a topic's problem of one kind, which message names, when it is new or another one.
 func (k *settingsKeeper) tell(topic string, problem error, message string) {
+	of := told{topic, message}
 	if problem == nil {
-		delete(k.told, topic)
+		delete(k.told, of)
 		return
 	}
-	if k.told[topic] == problem.Error() {
+	if k.told[of] == problem.Error() {
 		return
 	}
-	k.told[topic] = problem.Error()
-	k.log.Warn(message, zap.String("topic", strings.TrimSpace(topic)), zap.Error(problem))
+	k.told[of] = problem.Error()
+	k.log.Warn(message, zap.String("topic", topic), zap.Error(problem))
 }
 
 func (k *settingsKeeper) tellLeft(topic string, left []string) {
@@ -370,5 +374,5 @@ func (k *settingsKeeper) tellLeft(topic string, left []string) {
 	if len(left) > 0 {
 		problem = errors.New(strings.Join(left, ", "))
 	}
-	k.tell(topic+" left", problem, "settings that were changed on the mirror aren't kept in step any more")
+	k.tell(topic, problem, "settings that were changed on the mirror aren't kept in step any more")
 }

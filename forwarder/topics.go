@@ -41,7 +41,7 @@ func newRefresher(f *Forwarder, source, mirror *kgo.Client) refresher {
 		expand: f.opts.Expand, onRecreate: f.opts.OnRecreate, log: f.log,
 		settings: settingsKeeper{
 			source: source, mirror: mirror, synced: f.opts.SyncedSettings, fix: f.opts.FixSettings, every: f.opts.SettingsEvery, log: f.log,
-			checked: map[string]topicCheck{}, told: map[string]string{},
+			checked: map[string]topicCheck{}, told: map[told]string{},
 		},
 	}
 }
@@ -336,12 +336,14 @@ func (r *refresher) grow(ctx context.Context, topics []*topicView, failed map[st
 	return nil
 }
 
+// refreshing is the state of the topic refresh: one at a time, sooner when asked.
 type refreshing struct {
 	running bool
 	wanted  bool
 	waiters []func()
 }
 
+// refreshSoon asks both clusters for their topics again.
 func (l *loop) refreshSoon() { l.refreshing.wanted = true }
 
 func (l *loop) startRefresh() {
@@ -431,6 +433,7 @@ func (l *loop) mirrorRefreshed(found *mirrorTopics, err error) {
 	l.reconcile()
 }
 
+// lookFor closes looked after topics were refreshed and then the source's ends were looked at.
 func (l *loop) lookFor(looked chan struct{}) {
 	l.refreshing.waiters = append(l.refreshing.waiters, func() {
 		l.lookAll()

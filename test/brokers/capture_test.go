@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +22,7 @@ func captureOf(t *testing.T, parts []string) (seen int64, found []string) {
 	defer ln.Close()
 	c, err := testbed.StartCapture(ln.Addr().(*net.TCPAddr).Port)
 	if err != nil {
-		if errors.Is(err, syscall.EPERM) { // a container without CAP_NET_RAW
+		if errors.Is(err, syscall.EPERM) && os.Getenv("CI") == "" { // a container without CAP_NET_RAW
 			t.Skipf("%v: no test of kmirror looks for brokers' addresses here", err)
 		}
 		t.Fatalf("%v; without it no test of kmirror looks for brokers' addresses", err)

@@ -133,7 +133,7 @@ func TestSettingsStayInStep(t *testing.T) {
 	if got, _ := setting(t, mirror, topic, "segment.ms"); got != "60000" {
 		t.Errorf("segment.ms, which kmirror has nothing to do with, = %s, want 60000", got)
 	}
-	if n := strings.Count(in.Log(), "aren't kept in step any more"); n < 1 || n > 2 {
+	if n := strings.Count(in.Log(), fmt.Sprintf(`aren't kept in step any more	{"topic": %q, "error": "retention.ms"}`, topic)); n < 1 || n > 2 {
 		t.Errorf("%d log lines say that a setting isn't kept in step, want one for each start at most, and one at least", n)
 	}
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"syscall"
@@ -32,7 +33,7 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ENOBUFS):
-			s.warnings.warn("accept", "can't accept connections", zap.Error(err))
+			s.warnings.warn("accept", "", "can't accept connections", zap.Error(err))
 			pause(s.base, 50*time.Millisecond)
 			continue
 		default:
@@ -42,7 +43,7 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 		if !s.takeSlot() {
 			client.Close()
 			s.metrics.closedBy[reasonLimit].Inc()
-			s.warnings.warn(reasonLimit, "connection refused: too many are open", zap.Stringer("client", client.RemoteAddr()))
+			s.warnings.warn(reasonLimit, addressOf(client.RemoteAddr()).String(), "connection refused: too many are open", zap.Stringer("client", client.RemoteAddr()))
 			continue
 		}
 		s.wg.Go(func() { s.serveClient(client, b) })
@@ -89,6 +90,7 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}
 	source, err := s.dialBroker(towards, c.ends)
 	if err != nil {
+		pause(s.base, unreachableWait(time.Since(now), rand.N[time.Duration]))
 		reset(client)
 		s.closed(c, &closeError{reasonDial, err}, nil)
 		return
@@ -106,11 +108,21 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	s.mu.Unlock()
 }
 
+// unreachableWait is how much longer a client whose broker can't be reached waits for the end of its connection, which took so long already: without
+// it, clients that come again at once would keep the proxy busy with dialling while the source is down. Each waits differently, so that they don't
+// come again all at once.
+func unreachableWait(took time.Duration, random func(time.Duration) time.Duration) time.Duration {
+	return max(0, unreachableDelay+random(unreachableDelay)-took)
+}
+
+// unreachableDelay is the least; Kafka clients themselves wait 50 ms to 1 s before they dial again (reconnect.backoff.ms).
+const unreachableDelay = 100 * time.Millisecond
+
 // greet takes what comes before the first request: the PROXY protocol header and the TLS handshake, whose server name may choose the broker.
 func (c *conn) greet() (err error) {
 	s := c.s
 	if c.ends, err = readProxyHeader(c.client, s.o.ProxyHeader, s.o.FrameTimeout); err != nil {
-		return &closeError{reasonProxyHeader, err}
+		return greetError(reasonProxyHeader, err)
 	}
 	c.host = s.advertised(c.ends.proxy)
 	if s.o.DownstreamTLS == nil {
@@ -118,7 +130,7 @@ func (c *conn) greet() (err error) {
 	}
 	t, err := handshakeTLS(s.base, c.client, s.o.DownstreamTLS, s.o.FrameTimeout)
 	if err != nil {
-		return &closeError{reasonTLS, err}
+		return greetError(reasonTLS, err)
 	}
 	c.client = t
 	if s.o.SNI.Pattern != "" {
@@ -127,6 +139,14 @@ func (c *conn) greet() (err error) {
 		}
 	}
 	return nil
+}
+
+// greetError is a closeError, but for a client that went without a word, of which nobody is warned.
+func greetError(reason string, err error) error {
+	if err == errNothingSent {
+		return err
+	}
+	return &closeError{reason, err}
 }
 
 // admit counts a connection of an address; false if it has too many.

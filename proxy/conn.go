@@ -619,6 +619,12 @@ func quiet(err error) bool {
 func handshakeTLS(ctx context.Context, client net.Conn, config *tls.Config, timeout time.Duration) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	if _, err := awaitByte(client, timeout); err != nil {
+		return nil, err
+	}
+	if err := client.SetReadDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
 	t := tls.Server(client, config)
 	return t, t.HandshakeContext(ctx)
 }

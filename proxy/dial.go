@@ -48,7 +48,7 @@ func (s *Server) dial(ctx context.Context, address string) (net.Conn, error) {
 		t.SetReadBuffer(answerBuffer)
 	}
 	if s.o.SendProxyHeader > 0 {
-		if err := sendProxyHeader(ctx, c, s.o.SendProxyHeader); err != nil {
+		if err := SendProxyHeader(ctx, c, s.o.SendProxyHeader); err != nil {
 			c.Close()
 			return nil, err
 		}

@@ -3,9 +3,12 @@ package proxy
 import (
 	"errors"
 	"os"
+	"strconv"
 	"syscall"
 
 	"go.uber.org/zap"
+
+	"kmirror/protocol"
 )
 
 // closed counts the end of a connection, and logs it if someone should know.
@@ -20,7 +23,7 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	}
 	if ce, ok := errors.AsType[*closeError](err); ok {
 		s.metrics.closedBy[ce.reason].Inc()
-		s.warnings.warn(ce.reason, "connection closed", append(fields, zap.String("reason", ce.reason), zap.Error(ce.err))...)
+		s.warnings.warn(ce.reason, c.about(ce), "connection closed", append(fields, zap.String("reason", ce.reason), zap.Error(ce.err))...)
 		c.accessEnded(ce.reason, ce.err)
 		return
 	}
@@ -30,23 +33,48 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	switch limit := c.endReason.Load(); {
 	case limit != nil:
 		if reason = *limit; reason == reasonFirstRequest {
-			s.warnings.warn(reason, "connection closed: no request came", fields...)
+			s.warnings.warn(reason, c.peer(), "connection closed: no request came", fields...)
 		}
 	case draining:
 		reason = reasonShutdown
 	case c.endedBy.Load() == endedByBroker:
 		reason = reasonBroker
 		if asked, answered := c.flight.totals(); asked > 0 && answered == 0 {
-			s.warnings.warn(reason, "broker closed the connection without an answer: does it expect TLS or SASL?",
+			s.warnings.warn(reason, c.brokerName(), "broker closed the connection without an answer: does it expect TLS or SASL?",
 				append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
 		}
 	case errors.Is(requestErr, os.ErrDeadlineExceeded):
 		reason = reasonTimeout
-		s.warnings.warn(reason, "connection closed: a request stopped midway", fields...)
+		s.warnings.warn(reason, c.peer(), "connection closed: a request stopped midway", fields...)
 	}
 	s.metrics.closedBy[reason].Inc()
 	c.accessEnded(reason, nil)
 	s.log.Debug("connection ended", append(fields, zap.String("reason", reason), zap.NamedError("request_error", requestErr), zap.NamedError("response_error", responseErr))...)
+}
+
+// about is whom a warning of e's reason is about: who must act.
+func (c *conn) about(e *closeError) string {
+	switch e.reason {
+	case reasonDial, reasonResponse, reasonForeign:
+		return c.brokerName()
+	case reasonServerName:
+		return e.Error() // has the name
+	}
+	if size, ok := errors.AsType[*protocol.SizeError](e.err); ok {
+		return c.peer() + " " + size.Cause
+	}
+	return c.peer()
+}
+
+// peer is the client's address without the port, which changes with each connection.
+func (c *conn) peer() string { return addressOf(c.ends.client).String() }
+
+// brokerName is the broker that the connection is for, "" for the bootstrap.
+func (c *conn) brokerName() string {
+	if c.broker == nil {
+		return ""
+	}
+	return strconv.Itoa(int(c.broker.id))
 }
 
 func isReset(err error) bool {

@@ -88,6 +88,36 @@ func TestProxyHeaders(t *testing.T) {
 	}
 }
 
+// TestHealthChecksAreNoWarning: who connects and closes without a byte, as load balancers do, isn't reported as a wrong header or handshake.
+func TestHealthChecksAreNoWarning(t *testing.T) {
+	cert, _ := certificate(t)
+	secure := &tls.Config{Certificates: []tls.Certificate{cert}}
+	for name, o := range map[string]Options{
+		"header required": {ProxyHeader: ProxyHeaderRequired}, "TLS": {DownstreamTLS: secure}, "both": {ProxyHeader: ProxyHeaderAllowed, DownstreamTLS: secure}, "plain": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, logs := observed()
+			o.Logger = log
+			s := startBefore(t, script(t, nil), o)
+			for _, linger := range []int{-1, 0} { // closed, reset
+				c := dialRaw(t, s.Addr())
+				c.Conn.(*net.TCPConn).SetLinger(linger)
+				c.Close()
+			}
+			eventually(t, "both ends are logged", func() bool { return logs.FilterMessage("connection ended").Len() == 2 })
+			if n := logs.FilterLevelExact(zap.WarnLevel).Len(); n != 0 {
+				t.Errorf("%d warnings: %v, want none", n, logs.FilterLevelExact(zap.WarnLevel).All())
+			}
+			c := dialRaw(t, s.Addr()) // half a word is one
+			c.Write([]byte("\x16\x03"))
+			c.Close()
+			if name != "plain" {
+				eventually(t, "a handshake or header that breaks off is warned of", func() bool { return logs.FilterLevelExact(zap.WarnLevel).Len() == 1 })
+			}
+		})
+	}
+}
+
 // TestSendProxyHeader: the source's side is told the client's address before anything else.
 func TestSendProxyHeader(t *testing.T) {
 	for _, version := range []int{1, 2} {
@@ -161,6 +191,76 @@ func TestServerNames(t *testing.T) {
 	}
 	if n := s.Status().Brokers[1]; n.Listen != "broker-1001.example.com:9093" {
 		t.Errorf("status says broker 1001 listens on %s", n.Listen)
+	}
+}
+
+// listed is a BrokerLister whose answer a test changes.
+type listed struct {
+	mu    sync.Mutex
+	list  []Broker
+	asked int
+}
+
+func (l *listed) Brokers(context.Context) (string, []Broker, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked++
+	return "cluster", slices.Clone(l.list), nil
+}
+
+func (l *listed) add(id int32, b *scripted) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := b.ln.Addr().(*net.TCPAddr)
+	l.list = append(l.list, Broker{ID: id, Host: at.IP.String(), Port: int32(at.Port)})
+}
+
+func (l *listed) times() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.asked
+}
+
+// TestServerNameOfANewBroker: a client that learned of a broker from another replica, before this one did, is served. Names that clients make up
+// don't have the source asked for each.
+func TestServerNameOfANewBroker(t *testing.T) {
+	cert, _ := certificate(t)
+	first, second := script(t, answerAs("first")), script(t, answerAs("second"))
+	source := &listed{}
+	source.add(1, first)
+	log, logs := observed()
+	s := start(t, Options{
+		Seeds: []string{first.ln.Addr().String()}, DownstreamTLS: &tls.Config{Certificates: []tls.Certificate{cert}},
+		SNI: SNI{Pattern: "broker-{id}.example.com", Port: 9093}, Advertise: "kafka.example.com", Brokers: source, RefreshEvery: time.Hour, Logger: log,
+	})
+	eventually(t, "the brokers are listed", s.Ready)
+	source.add(2, second)
+	ask := func(name string) *rawClient {
+		c := dialRaw(t, s.Addr())
+		c.Conn = tls.Client(c.Conn, &tls.Config{InsecureSkipVerify: true, ServerName: name})
+		c.r.Reset(c.Conn)
+		c.Write(rawRequest(68, 0, 7, nil))
+		return c
+	}
+	if got := string(ask("broker-2.example.com").receive()[8:]); got != "second" {
+		t.Errorf("the new broker's name leads to %q, want second", got)
+	}
+	before := source.times()
+	for range 20 {
+		if _, err := ask("broker-3.example.com").r.ReadByte(); err == nil {
+			t.Error("a broker that isn't there is served")
+		}
+	}
+	if n := source.times() - before; n > 5 {
+		t.Errorf("the source was asked %d times for 20 clients of a made-up name", n)
+	}
+	for _, name := range []string{"broker-4.example.com", "other.example.com"} {
+		ask(name)
+		eventually(t, name+" is named in the log", func() bool {
+			return slices.ContainsFunc(logs.FilterField(zap.String("reason", reasonServerName)).All(), func(e observer.LoggedEntry) bool {
+				return strings.Contains(e.ContextMap()["error"].(string), name)
+			})
+		})
 	}
 }
 

@@ -100,7 +100,7 @@ func (c *conn) loginRefused(code int16) {
 	if c.broker != nil {
 		fields = append(fields, zap.Int32("broker", c.broker.id))
 	}
-	c.s.warnings.warn("login", "the broker refused a client's log-in", fields...)
+	c.s.warnings.warn("login", c.peer(), "the broker refused a client's log-in", fields...)
 	if c.access != nil {
 		c.accessAuthenticated(outcome)
 	}

@@ -35,6 +35,9 @@ const (
 
 var errNoProxyHeader = errors.New("the connection doesn't begin with a PROXY protocol header, which proxy.proxy_protocol requires")
 
+// errNothingSent says that a client ended its connection before its first byte, as health checks do.
+var errNothingSent = errors.New("nothing was sent")
+
 // endpoints are a connection's two ends as the client sees them.
 type endpoints struct {
 	client, proxy net.Addr
@@ -47,10 +50,7 @@ func readProxyHeader(client net.Conn, way ProxyHeader, timeout time.Duration) (e
 	if way == ProxyHeaderOff {
 		return own, nil
 	}
-	if err := client.SetReadDeadline(time.Now().Add(timeout)); err != nil {
-		return own, err
-	}
-	first, err := peekByte(client)
+	first, err := awaitByte(client, timeout)
 	if err != nil {
 		return own, err
 	}
@@ -76,6 +76,19 @@ func readProxyHeader(client net.Conn, way ProxyHeader, timeout time.Duration) (e
 		own = endpoints{from, to}
 	}
 	return own, client.SetReadDeadline(time.Time{})
+}
+
+// awaitByte waits for a client's first byte, within a bound, and leaves it there; the read deadline stays set. A client that goes without one gives
+// errNothingSent.
+func awaitByte(client net.Conn, timeout time.Duration) (byte, error) {
+	if err := client.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return 0, err
+	}
+	first, err := peekByte(client)
+	if err == io.EOF || isReset(err) {
+		return 0, errNothingSent
+	}
+	return first, err
 }
 
 // peekByte waits for the first byte and leaves it there.
@@ -142,8 +155,9 @@ func withClient(ctx context.Context, client endpoints) context.Context {
 	return context.WithValue(ctx, clientKey{}, client)
 }
 
-// sendProxyHeader tells the source's side which client ctx is about; a connection of the proxy's own says that it is one.
-func sendProxyHeader(ctx context.Context, source net.Conn, version int) error {
+// SendProxyHeader begins a connection with a header of that version (1 or 2), which tells the source's side which client ctx is about; a
+// connection of kmirror's own says that it is one (LOCAL, UNKNOWN).
+func SendProxyHeader(ctx context.Context, source net.Conn, version int) error {
 	header := proxyproto.HeaderProxyFromAddrs(byte(version), nil, nil)
 	if client, ok := ctx.Value(clientKey{}).(endpoints); ok {
 		header = proxyproto.HeaderProxyFromAddrs(byte(version), client.client, client.proxy)

@@ -90,6 +90,9 @@ type Server struct {
 	base context.Context
 	stop context.CancelCauseFunc // ends Run with an error
 
+	lookMu sync.Mutex
+	looked time.Time // when an unknown broker was last asked for
+
 	access   *accessLog   // nil: none
 	accessed atomic.Int64 // numbers its connections
 

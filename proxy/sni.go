@@ -1,9 +1,13 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
+
+	"go.uber.org/zap"
 )
 
 // SNI is the listener model with one port for all brokers: the TLS server name that a client asks for chooses the broker.
@@ -42,7 +46,7 @@ func (s *Server) route(serverName string) (*broker, error) {
 	id, ok := s.o.SNI.broker(serverName)
 	switch {
 	case ok:
-		if b := s.brokers.get(id); b != nil {
+		if b := s.lookUp(id); b != nil {
 			return b, nil
 		}
 		return nil, fmt.Errorf("server name %q: the source has no broker %d that is known here", serverName, id)
@@ -50,6 +54,29 @@ func (s *Server) route(serverName string) (*broker, error) {
 		return nil, nil
 	}
 	return nil, fmt.Errorf("server name %q is neither %q nor one of %q", serverName, s.o.Advertise, s.o.SNI.Pattern)
+}
+
+// lookUpEvery bounds how often names that clients make up have the source asked.
+const lookUpEvery = time.Second
+
+// lookUp returns a broker; one that isn't known here yet, as another replica's client may name it, is asked for. Who comes meanwhile waits for the
+// same answer.
+func (s *Server) lookUp(id int32) *broker {
+	if b := s.brokers.get(id); b != nil || s.o.Brokers == nil {
+		return b
+	}
+	s.lookMu.Lock()
+	defer s.lookMu.Unlock()
+	if b := s.brokers.get(id); b != nil || time.Since(s.looked) < lookUpEvery {
+		return b
+	}
+	ctx, cancel := context.WithTimeout(s.base, dialTimeout)
+	defer cancel()
+	if _, _, err := s.listBrokers(ctx); err != nil {
+		s.warnings.warn("look-up", "", "brokers of the source cluster can't be listed", zap.Error(err))
+	}
+	s.looked = time.Now()
+	return s.brokers.get(id)
 }
 
 // bindSNI makes the entry of a broker: its name needs no listener of its own.

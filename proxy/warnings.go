@@ -1,17 +1,22 @@
 package proxy
 
 import (
+	"maps"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 )
 
-// warnEvery is how often the same kind of trouble is logged.
-const warnEvery = 10 * time.Second
+const (
+	// warnEvery is how often the same kind of trouble with the same peer is logged.
+	warnEvery = 10 * time.Second
+	// maxWarned is how many lines of a kind there are in warnEvery, about different peers: more would be an attacker's log.
+	maxWarned = 16
+)
 
-// warnings limits log lines about clients by kind: the first of a kind at once, then one every warnEvery with the number of
-// those left out.
+// warnings limits log lines about peers by kind and by whom or what they are about: the first at once, then one every warnEvery. A kind's next
+// line tells how many of it were left out.
 type warnings struct {
 	log *zap.Logger
 
@@ -20,11 +25,12 @@ type warnings struct {
 }
 
 type warning struct {
-	last    time.Time
+	last    map[string]time.Time // of the lines of the last warnEvery, by what they are about
 	omitted int
 }
 
-func (w *warnings) warn(kind, message string, fields ...zap.Field) {
+// warn logs a line. about is whom or what it's about, "" where a kind has one only.
+func (w *warnings) warn(kind, about, message string, fields ...zap.Field) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.kind == nil {
@@ -32,18 +38,19 @@ func (w *warnings) warn(kind, message string, fields ...zap.Field) {
 	}
 	k := w.kind[kind]
 	if k == nil {
-		k = &warning{}
+		k = &warning{last: make(map[string]time.Time)}
 		w.kind[kind] = k
 	}
 	now := time.Now()
-	if !k.last.IsZero() && now.Sub(k.last) < warnEvery {
+	maps.DeleteFunc(k.last, func(_ string, at time.Time) bool { return now.Sub(at) >= warnEvery })
+	if _, recent := k.last[about]; recent || len(k.last) >= maxWarned {
 		k.omitted++
 		return
 	}
 	if k.omitted > 0 {
 		fields = append(fields, zap.Int("omitted_before", k.omitted))
 	}
-	k.last, k.omitted = now, 0
+	k.last[about], k.omitted = now, 0
 	w.log.Warn(message, fields...)
 }
 

@@ -46,13 +46,29 @@ func (s *Server) watchBrokers(ctx context.Context) {
 	}
 }
 
-// refreshBrokers asks for the brokers once, and binds and re-points listeners.
+// refreshBrokers asks for the brokers once, and tells whether clients may come.
 func (s *Server) refreshBrokers(ctx context.Context) error {
+	listed, bound, err := s.listBrokers(ctx)
+	if err != nil {
+		return err
+	}
+	s.listed.Store(true)
+	if ready := bound && listed > 0 && ctx.Err() == nil; ready != s.ready.Swap(ready) && ready {
+		s.mu.Lock()
+		clusterID := s.clusterID
+		s.mu.Unlock()
+		s.log.Info("proxy is ready", zap.String("cluster_id", clusterID), zap.Int("brokers", listed))
+	}
+	return nil
+}
+
+// listBrokers asks for the brokers once, and binds and re-points listeners. It returns how many there are and whether each has its listener.
+func (s *Server) listBrokers(ctx context.Context) (listed int, bound bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	clusterID, list, err := s.o.Brokers.Brokers(ctx)
 	if err != nil {
-		return err
+		return 0, false, err
 	}
 	s.mu.Lock()
 	was := s.clusterID
@@ -61,14 +77,10 @@ func (s *Server) refreshBrokers(ctx context.Context) error {
 	if was != "" && was != clusterID {
 		s.log.Error("the source cluster's ID changed: do the bootstrap addresses belong to one cluster?", zap.String("was", was), zap.String("is", clusterID))
 	}
-	bound := true
+	bound = true
 	for _, b := range list {
 		_, ok := s.brokers.learn(b.ID, []byte(b.Host), b.Port)
 		bound = bound && ok
 	}
-	s.listed.Store(true)
-	if ready := bound && len(list) > 0 && ctx.Err() == nil; ready != s.ready.Swap(ready) && ready {
-		s.log.Info("proxy is ready", zap.String("cluster_id", clusterID), zap.Int("brokers", len(list)))
-	}
-	return nil
+	return len(list), bound, nil
 }

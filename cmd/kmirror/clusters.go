@@ -25,6 +25,7 @@ type cluster struct {
 	config config.Cluster
 	dial   dialFunc    // TCP
 	tls    *tls.Config // nil: plain connections
+	header int         // version of the PROXY protocol header that kmirror's own connections begin with; 0: none
 }
 
 func newCluster(report *fileReports, c config.Cluster) (cluster, error) {
@@ -33,12 +34,19 @@ func newCluster(report *fileReports, c config.Cluster) (cluster, error) {
 		return cluster{}, err
 	}
 	dial, err := newDial(string(c.ProxyURL))
-	return cluster{c, dial, tlsConfig}, err
+	return cluster{config: c, dial: dial, tls: tlsConfig}, err
+}
+
+// newSource is newCluster for the source, which may stand behind a load balancer's PROXY protocol.
+func newSource(report *fileReports, c config.Config) (cluster, error) {
+	x, err := newCluster(report, c.Source)
+	x.header = sentHeaders[c.Proxy.SendProxyProtocol]
+	return x, err
 }
 
 // options are what the forwarder takes.
 func (c cluster) options() forwarder.ClusterOptions {
-	return forwarder.ClusterOptions{Seeds: c.config.Bootstrap, Dial: inTime(withTLS(c.dial, c.tls)), SASL: mechanisms(c.config.SASL)}
+	return forwarder.ClusterOptions{Seeds: c.config.Bootstrap, Dial: inTime(withTLS(withHeader(c.dial, c.header), c.tls)), SASL: mechanisms(c.config.SASL)}
 }
 
 // clientOptions turns them into options of a franz-go client.

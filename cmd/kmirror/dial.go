@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/net/proxy"
+
+	kproxy "kmirror/proxy"
 )
 
 // dialFunc opens a TCP connection.
@@ -77,8 +79,8 @@ func connect(c net.Conn, u *url.URL, address string) error {
 	if err != nil {
 		return err
 	}
-	resp.Body.Close() // there is none behind a tunnel's answer
-	if resp.StatusCode != http.StatusOK {
+	// Any 2xx opens the tunnel, and a body's length in it means nothing (RFC 9110, 9.3.6): the body isn't touched.
+	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("CONNECT %s: %s", address, resp.Status)
 	}
 	return nil
@@ -90,6 +92,24 @@ func inTime(dial dialFunc) dialFunc {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
 		return dial(ctx, network, address)
+	}
+}
+
+// withHeader adds a PROXY protocol header to a dialFunc; 0 adds none.
+func withHeader(dial dialFunc, version int) dialFunc {
+	if version == 0 {
+		return dial
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		if err := kproxy.SendProxyHeader(ctx, c, version); err != nil {
+			c.Close()
+			return nil, err
+		}
+		return c, nil
 	}
 }
 

@@ -8,7 +8,11 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+
+	"github.com/pires/go-proxyproto"
+	"github.com/twmb/franz-go/pkg/kfake"
 
 	"kmirror/internal/kafkatest"
 )
@@ -81,6 +85,11 @@ func socksProxy(t *testing.T, user, password string) string {
 
 // connectProxy is an HTTP proxy that takes CONNECT with a user's password.
 func connectProxy(t *testing.T, user, password string) string {
+	return connectAnswering(t, user, password, "200 Connection established")
+}
+
+// connectAnswering is a connectProxy that answers so.
+func connectAnswering(t *testing.T, user, password, answer string) string {
 	return serve(t, func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
 		if err != nil {
@@ -99,7 +108,7 @@ func connectProxy(t *testing.T, user, password string) string {
 			c.Close()
 			return
 		}
-		fmt.Fprintf(c, "HTTP/1.1 200 Connection established\r\n\r\n")
+		fmt.Fprintf(c, "HTTP/1.1 %s\r\n\r\n", answer)
 		passOn(c, to)
 	})
 }
@@ -107,7 +116,8 @@ func connectProxy(t *testing.T, user, password string) string {
 func TestDialThroughProxies(t *testing.T) {
 	echo := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() })
 	socks, httpProxy := socksProxy(t, "u", "s3cret"), connectProxy(t, "u", "s3cret")
-	for _, url := range []string{"", "socks5://u:s3cret@" + socks, "http://u:s3cret@" + httpProxy} {
+	odd := connectAnswering(t, "u", "s3cret", "299 Fine\r\nContent-Length: 1000000") // any 2xx opens the tunnel, and a length in it means nothing
+	for _, url := range []string{"", "socks5://u:s3cret@" + socks, "http://u:s3cret@" + httpProxy, "http://u:s3cret@" + odd} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatalf("newDial: %v", err)
@@ -127,7 +137,8 @@ func TestDialThroughProxies(t *testing.T) {
 			t.Errorf("%q: a closed port is reached", url)
 		}
 	}
-	for _, url := range []string{"socks5://u:wr0ng@" + socks, "http://u:wr0ng@" + httpProxy} {
+	moved := connectAnswering(t, "u", "wr0ng", "302 Found\r\nLocation: /\r\nContent-Length: 0")
+	for _, url := range []string{"socks5://u:wr0ng@" + socks, "http://u:wr0ng@" + httpProxy, "http://u:wr0ng@" + moved} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatal(err)
@@ -173,5 +184,46 @@ func TestBothClustersThroughProxies(t *testing.T) {
 	waitReady(t, admin)
 	if code, output := run(t, "status", "--admin", admin, "--until-caught-up", "--timeout", "30s"); code != 0 {
 		t.Errorf("status = exit code %d: %s, want 0", code, output)
+	}
+}
+
+// TestSourceBehindProxyProtocol: where the source requires a PROXY protocol header, kmirror's own clients and raw connections begin with one too,
+// and so does verify. The mirror doesn't expect one.
+func TestSourceBehindProxyProtocol(t *testing.T) {
+	var mu sync.Mutex
+	commands := map[proxyproto.ProtocolVersionAndCommand]int{}
+	listen := func(network, address string) (net.Listener, error) {
+		ln, err := net.Listen(network, address)
+		return &proxyproto.Listener{
+			Listener:   ln,
+			ConnPolicy: func(proxyproto.ConnPolicyOptions) (proxyproto.Policy, error) { return proxyproto.REQUIRE, nil },
+			ValidateHeader: func(h *proxyproto.Header) error {
+				mu.Lock()
+				defer mu.Unlock()
+				commands[h.Command]++
+				return nil
+			},
+		}, err
+	}
+	source, mirror := kafkatest.Fake(t, kafkatest.FakeOpts(kfake.ListenFn(listen), kfake.SeedTopics(2, "orders"))), kafkatest.Fake(t)
+	for _, version := range []string{"v1", "v2"} {
+		t.Run(version, func(t *testing.T) {
+			listen, admin := freePort(t), freePort(t)
+			args := []string{"--name", version, "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0], "--proxy.send_proxy_protocol", version, "--topics.rename", version + ".{topic}"}
+			start(t, append([]string{"proxy", "--listen", listen, "--admin", admin}, args...)...)
+			waitReady(t, admin)
+			produce(t, listen, "orders", 20)
+			if code, output := run(t, "status", "--admin", admin, "--until-caught-up", "--timeout", "30s"); code != 0 {
+				t.Errorf("status = exit code %d: %s, want 0", code, output)
+			}
+			if code, output := run(t, append([]string{"verify"}, args...)...); code != 0 {
+				t.Errorf("verify = exit code %d: %s, want 0", code, output)
+			}
+		})
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if commands[proxyproto.PROXY] == 0 || commands[proxyproto.LOCAL] == 0 {
+		t.Errorf("headers by command: %v, want some of clients and some of kmirror's own", commands)
 	}
 }

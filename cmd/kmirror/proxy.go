@@ -93,7 +93,7 @@ func limitMemory(c config.Config) {
 
 // build makes the parts; nothing runs yet.
 func (x *instance) build() (*brokerLister, error) {
-	source, err := newCluster(x.files, x.settings.Source)
+	source, err := newSource(x.files, x.settings)
 	if err != nil {
 		return nil, fmt.Errorf("source: %w", err)
 	}

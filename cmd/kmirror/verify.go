@@ -79,12 +79,12 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 	if err != nil {
 		return verify.Report{}, err
 	}
-	source, err := verifyClient(settings.Source)
+	source, err := verifyClient(newSource(quietReports(), settings))
 	if err != nil {
 		return verify.Report{}, fmt.Errorf("source: %w", err)
 	}
 	defer source.Close()
-	mirror, err := verifyClient(settings.Mirror)
+	mirror, err := verifyClient(newCluster(quietReports(), settings.Mirror))
 	if err != nil {
 		return verify.Report{}, fmt.Errorf("mirror: %w", err)
 	}
@@ -100,8 +100,7 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 	})
 }
 
-func verifyClient(c config.Cluster) (*kgo.Client, error) {
-	x, err := newCluster(quietReports(), c)
+func verifyClient(x cluster, err error) (*kgo.Client, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -123,10 +123,9 @@ func TestSecondSignalExitsAtOnce(t *testing.T) {
 	kafkatest.CreateTopic(t, source, topic, 1, 1)
 	in := testbed.Start(t, source, mirror, "--topics", topic)
 	testbed.WaitLive(t, in, topic, 1)
-	const held = 25 * time.Second // within the proxy's grace time
+	const held = 15 * time.Second // within the proxy's part of the grace time, 18 s: the first signal alone waits for it
 	longFetch(t, in.BrokerAddr(1), topic, held)
 	waitForwarded(t, in, 1)
-	begun := time.Now()
 	in.Signal(syscall.SIGTERM)
 	kafkatest.Eventually(t, 10*time.Second, func() error { // the first signal has arrived
 		if conn, err := net.Dial("tcp", in.Seeds()[0]); err == nil {
@@ -135,10 +134,11 @@ func TestSecondSignalExitsAtOnce(t *testing.T) {
 		}
 		return nil
 	})
+	begun := time.Now()
 	in.Signal(syscall.SIGTERM)
-	code := in.Wait(held)
-	if code == 0 || time.Since(begun) > held-5*time.Second {
-		t.Errorf("exit code %d after %v, want a failure at once", code, time.Since(begun))
+	code := in.Wait(2 * held)
+	if took := time.Since(begun); code != 1 || took > held/3 {
+		t.Errorf("exit code %d %v after the second signal, want 1 at once", code, took)
 	}
 }
 

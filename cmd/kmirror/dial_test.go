@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -15,17 +13,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/internal/tunnel"
 )
-
-// passOn joins two connections until either ends.
-func passOn(a, b net.Conn) {
-	go func() {
-		io.Copy(a, b)
-		a.Close()
-	}()
-	io.Copy(b, a)
-	b.Close()
-}
 
 // serve accepts until the test ends.
 func serve(t *testing.T, handle func(net.Conn)) string {
@@ -47,77 +36,13 @@ func serve(t *testing.T, handle func(net.Conn)) string {
 	return ln.Addr().String()
 }
 
-// socksProxy is a SOCKS5 proxy (RFC 1928, RFC 1929) that wants user and password.
-func socksProxy(t *testing.T, user, password string) string {
-	return serve(t, func(c net.Conn) {
-		b := make([]byte, 600)
-		read := func(n int) []byte { io.ReadFull(c, b[:n]); return b[:n] }
-		read(int(read(2)[1]))
-		c.Write([]byte{5, 2})
-		name := string(read(int(read(2)[1])))
-		secret := string(read(int(read(1)[0])))
-		if name != user || secret != password {
-			c.Write([]byte{1, 1})
-			c.Close()
-			return
-		}
-		c.Write([]byte{1, 0})
-		host := ""
-		switch read(4)[3] {
-		case 1:
-			host = net.IP(read(4)).String()
-		case 3:
-			host = string(read(int(read(1)[0])))
-		case 4:
-			host = net.IP(read(16)).String()
-		}
-		port := read(2)
-		to, err := net.Dial("tcp", net.JoinHostPort(host, fmt.Sprint(int(port[0])<<8|int(port[1]))))
-		if err != nil {
-			c.Write([]byte{5, 5, 0, 1, 0, 0, 0, 0, 0, 0})
-			c.Close()
-			return
-		}
-		c.Write([]byte{5, 0, 0, 1, 0, 0, 0, 0, 0, 0})
-		passOn(c, to)
-	})
-}
-
-// connectProxy is an HTTP proxy that takes CONNECT with a user's password.
-func connectProxy(t *testing.T, user, password string) string {
-	return connectAnswering(t, user, password, "200 Connection established")
-}
-
-// connectAnswering is a connectProxy that answers so.
-func connectAnswering(t *testing.T, user, password, answer string) string {
-	return serve(t, func(c net.Conn) {
-		req, err := http.ReadRequest(bufio.NewReader(c))
-		if err != nil {
-			c.Close()
-			return
-		}
-		req.Header.Set("Authorization", req.Header.Get("Proxy-Authorization"))
-		if name, secret, _ := req.BasicAuth(); req.Method != http.MethodConnect || name != user || secret != password {
-			fmt.Fprintf(c, "HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
-			c.Close()
-			return
-		}
-		to, err := net.Dial("tcp", req.Host)
-		if err != nil {
-			fmt.Fprintf(c, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
-			c.Close()
-			return
-		}
-		fmt.Fprintf(c, "HTTP/1.1 %s\r\n\r\n", answer)
-		passOn(c, to)
-	})
-}
+const established = "200 Connection established"
 
 func TestDialThroughProxies(t *testing.T) {
 	echo := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() })
-	socks, httpProxy := socksProxy(t, "u", "s3cret"), connectProxy(t, "u", "s3cret")
-	odd := connectAnswering(t, "u", "s3cret", "299 Fine\r\nContent-Length: 1000000") // any 2xx opens the tunnel, and a length in it means nothing
-	for _, url := range []string{"", "socks5://u:s3cret@" + socks, "http://u:s3cret@" + httpProxy, "http://u:s3cret@" + odd} {
+	socks, httpProxy := tunnel.Socks(t, "u", "s3cret"), tunnel.Connect(t, "u", "s3cret", established)
+	odd := tunnel.Connect(t, "u", "s3cret", "299 Fine\r\nContent-Length: 1000000") // any 2xx opens the tunnel, and a length in it means nothing
+	for _, url := range []string{"", socks.URL("u", "s3cret"), httpProxy.URL("u", "s3cret"), odd.URL("u", "s3cret")} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatalf("newDial: %v", err)
@@ -137,8 +62,8 @@ func TestDialThroughProxies(t *testing.T) {
 			t.Errorf("%q: a closed port is reached", url)
 		}
 	}
-	moved := connectAnswering(t, "u", "wr0ng", "302 Found\r\nLocation: /\r\nContent-Length: 0")
-	for _, url := range []string{"socks5://u:wr0ng@" + socks, "http://u:wr0ng@" + httpProxy, "http://u:wr0ng@" + moved} {
+	moved := tunnel.Connect(t, "u", "wr0ng", "302 Found\r\nLocation: /\r\nContent-Length: 0")
+	for _, url := range []string{socks.URL("u", "wr0ng"), httpProxy.URL("u", "wr0ng"), moved.URL("u", "wr0ng")} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatal(err)
@@ -180,7 +105,7 @@ func TestBothClustersThroughProxies(t *testing.T) {
 	kafkatest.CreateTopic(t, source, "orders", 2, 1)
 	listen, admin := freePort(t), freePort(t)
 	start(t, "proxy", "--listen", listen, "--admin", admin, "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0],
-		"--source.proxy_url", "socks5://u:s3cret@"+socksProxy(t, "u", "s3cret"), "--mirror.proxy_url", "http://u:s3cret@"+connectProxy(t, "u", "s3cret"))
+		"--source.proxy_url", tunnel.Socks(t, "u", "s3cret").URL("u", "s3cret"), "--mirror.proxy_url", tunnel.Connect(t, "u", "s3cret", established).URL("u", "s3cret"))
 	waitReady(t, admin)
 	if code, output := run(t, "status", "--admin", admin, "--until-caught-up", "--timeout", "30s"); code != 0 {
 		t.Errorf("status = exit code %d: %s, want 0", code, output)

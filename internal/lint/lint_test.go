@@ -52,7 +52,7 @@ var mayImport = []struct {
 }
 
 // testOnly are the packages that no code outside of tests may import.
-var testOnly = []string{"internal/kafkatest", "internal/scripted"}
+var testOnly = []string{"internal/kafkatest", "internal/scripted", "internal/tunnel"}
 
 var vagueNames = []string{"util", "utils", "common", "helper", "helpers", "types", "misc", "shared"}
 

@@ -68,6 +68,10 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		s.mu.Unlock()
 	}()
 	defer client.Close()
+	if !s.beginConnecting(client) {
+		return
+	}
+	defer s.endConnecting(client)
 	keepAlive(client)
 	limitUnread(client, s.o.Limits.Unread, s.log)
 	if t, ok := client.(*net.TCPConn); ok {
@@ -88,11 +92,13 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	if towards != nil && s.guesses(towards) {
 		c.guessed, towards = true, nil
 	}
-	source, err := s.dialBroker(towards, c.ends)
+	source, err := s.connectSource(c, towards)
 	if err != nil {
-		pause(s.base, unreachableWait(time.Since(now), rand.N[time.Duration]))
-		reset(client)
-		s.closed(c, &closeError{reasonDial, err}, nil)
+		if e, ok := errors.AsType[*closeError](err); ok && e.reason == reasonDial {
+			pause(s.base, unreachableWait(time.Since(now), rand.N[time.Duration]))
+			reset(client)
+		}
+		s.closed(c, err, nil)
 		return
 	}
 	c.source = source
@@ -101,6 +107,7 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		source.Close()
 		return
 	}
+	s.endConnecting(client)
 	c.accessConnected()
 	c.serve()
 	s.mu.Lock()
@@ -169,6 +176,23 @@ func reset(client net.Conn) {
 	if tcp, ok := client.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // of a connection that is lost anyway
 	}
+}
+
+// beginConnecting lists a connection that isn't served yet, so that drain reaches it; false if it's too late.
+func (s *Server) beginConnecting(client net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	s.connecting[client] = struct{}{}
+	return true
+}
+
+func (s *Server) endConnecting(client net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.connecting, client)
 }
 
 // enter lists c, so that drain and abort reach it; false if it's too late.

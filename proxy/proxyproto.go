@@ -84,39 +84,46 @@ func awaitByte(client net.Conn, timeout time.Duration) (byte, error) {
 	if err := client.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return 0, err
 	}
-	first, err := peekByte(client)
+	first, err := peekBytes(client, 1)
 	if err == io.EOF || isReset(err) {
 		return 0, errNothingSent
 	}
-	return first, err
-}
-
-// peekByte waits for the first byte and leaves it there.
-func peekByte(client net.Conn) (byte, error) {
-	tcp, ok := client.(*net.TCPConn)
-	if !ok {
-		return 0, errors.New("not a TCP connection")
-	}
-	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return 0, err
 	}
-	var first [1]byte
-	var n int
+	return first[0], nil
+}
+
+// peekBytes waits for the first n bytes and leaves them there.
+func peekBytes(client net.Conn, n int) ([]byte, error) {
+	tcp, ok := client.(*net.TCPConn)
+	if !ok {
+		return nil, errors.New("not a TCP connection")
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	first := make([]byte, n)
+	var got int
 	var recvErr error
 	err = raw.Read(func(fd uintptr) bool {
-		n, _, recvErr = syscall.Recvfrom(int(fd), first[:], syscall.MSG_PEEK)
-		return recvErr != syscall.EAGAIN && recvErr != syscall.EINTR
+		for {
+			got, _, recvErr = syscall.Recvfrom(int(fd), first, syscall.MSG_PEEK)
+			if recvErr != syscall.EINTR {
+				return recvErr != syscall.EAGAIN && (recvErr != nil || got == 0 || got == n) // more bytes, or the end, wake it again
+			}
+		}
 	})
 	switch {
 	case err != nil:
-		return 0, err
+		return nil, err
 	case recvErr != nil:
-		return 0, recvErr
-	case n == 0:
-		return 0, io.EOF
+		return nil, recvErr
+	case got == 0:
+		return nil, io.EOF
 	}
-	return first[0], nil
+	return first, nil
 }
 
 // readLine reads a header of version 1 byte by byte, since what follows it isn't to be touched.

@@ -96,12 +96,13 @@ type Server struct {
 	access   *accessLog   // nil: none
 	accessed atomic.Int64 // numbers its connections
 
-	mu        sync.Mutex
-	perIP     map[netip.Addr]int
-	conns     map[*conn]struct{}
-	slots     int // open and connecting client connections
-	draining  bool
-	clusterID string
+	mu         sync.Mutex
+	perIP      map[netip.Addr]int
+	conns      map[*conn]struct{}
+	connecting map[net.Conn]struct{} // clients' connections that are none of conns yet
+	slots      int                   // open and connecting client connections
+	draining   bool
+	clusterID  string
 }
 
 // New binds the bootstrap listener. It starts no goroutine; clients are served once Run runs.
@@ -111,7 +112,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	s := &Server{o: o, log: o.Logger, ln: ln, conns: make(map[*conn]struct{})}
+	s := &Server{o: o, log: o.Logger, ln: ln, conns: make(map[*conn]struct{}), connecting: make(map[net.Conn]struct{})}
 	if s.bindHost, _, err = net.SplitHostPort(o.Listen); err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -215,11 +216,14 @@ func (s *Server) awaitAccessLog(written *sync.WaitGroup) {
 	}
 }
 
-// drain lets every connection end after its requests in flight.
+// drain lets every connection end after its requests in flight. Of those that have no broker yet, nothing was forwarded.
 func (s *Server) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draining = true
+	for client := range s.connecting {
+		client.Close()
+	}
 	for c := range s.conns {
 		c.drain()
 	}

@@ -67,11 +67,18 @@ func IDs(ids ...int32) Option { return func(o *options) { o.brokers, o.ids = len
 func Config(key, value string) Option { return func(o *options) { o.config[key] = value } }
 
 // listener is one that real brokers have besides their first.
-type listener struct{ name, protocol string }
+type listener struct{ name, protocol, advertised string }
 
 // Listener gives real brokers a further listener: a name in capitals, and a security protocol as Kafka calls it. Broker.Listener tells where it is.
 func Listener(name, protocol string) Option {
-	return func(o *options) { o.listeners = append(o.listeners, listener{name, protocol}) }
+	return func(o *options) { o.listeners = append(o.listeners, listener{name: name, protocol: protocol}) }
+}
+
+// FrontedListener is a plaintext Listener of a single broker that clients are told to reach at address, HOST:PORT, as behind a load balancer.
+func FrontedListener(name, address string) Option {
+	return func(o *options) {
+		o.listeners = append(o.listeners, listener{name: name, protocol: "PLAINTEXT", advertised: address})
+	}
 }
 
 // Heap sets the largest heap of each real broker, as the JVM's -Xmx takes it (700m; 400m when there are several).

@@ -1,6 +1,7 @@
 package kafkatest
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -237,7 +238,7 @@ func brokerConfig(o options, b *Broker, voters string, controllerPort int) map[s
 	}
 	for _, l := range o.listeners {
 		config["listeners"] += "," + l.name + "://" + b.listeners[l.name]
-		config["advertised.listeners"] += "," + l.name + "://" + b.listeners[l.name]
+		config["advertised.listeners"] += "," + l.name + "://" + cmp.Or(l.advertised, b.listeners[l.name])
 		config["listener.security.protocol.map"] += "," + l.name + ":" + l.protocol
 	}
 	maps.Copy(config, o.config)

@@ -50,8 +50,25 @@ func (w *SocketWatch) Done() []int {
 }
 
 func (w *SocketWatch) look() {
+	for _, s := range socketsOf(append(childrenOf(w.pid), w.pid)...) {
+		if s.remotePort != 0 {
+			w.ports[s.remotePort] = true
+		}
+	}
+}
+
+// socket is a TCP socket as /proc/net/tcp has it.
+type socket struct {
+	remotePort int
+	state      string // two hexadecimal digits, as in the kernel's tcp_states.h
+}
+
+const closeWait = "08"
+
+// socketsOf lists the TCP sockets of processes.
+func socketsOf(pids ...int) (sockets []socket) {
 	inodes := map[string]bool{}
-	for _, pid := range append(childrenOf(w.pid), w.pid) {
+	for _, pid := range pids {
 		addSocketInodes(pid, inodes)
 	}
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -67,12 +84,33 @@ func (w *SocketWatch) look() {
 				continue
 			}
 			_, hex, _ := strings.Cut(fields[2], ":")
-			if port, err := strconv.ParseInt(hex, 16, 32); err == nil && port != 0 {
-				w.ports[int(port)] = true
+			if port, err := strconv.ParseInt(hex, 16, 32); err == nil {
+				sockets = append(sockets, socket{int(port), fields[3]})
 			}
 		}
 		f.Close()
 	}
+	return sockets
+}
+
+// CloseWaits is how many sockets of the process wait for it to close them: the peer did long ago.
+func (in *Instance) CloseWaits() (n int) {
+	for _, s := range socketsOf(in.PID()) {
+		if s.state == closeWait {
+			n++
+		}
+	}
+	return n
+}
+
+// Descriptors is how many file descriptors the process has open.
+func (in *Instance) Descriptors() int {
+	in.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", in.PID()))
+	if err != nil {
+		in.t.Fatal(err)
+	}
+	return len(entries)
 }
 
 func addSocketInodes(pid int, inodes map[string]bool) {

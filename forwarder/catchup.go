@@ -308,12 +308,21 @@ func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, 
 		p.LastStableOffset = p.HighWatermark // a broker without transactions
 	}
 	s.sourceEnd = max(s.sourceEnd, p.LastStableOffset)
-	plan, err := readFetched(p.RecordBatches, p.AbortedTransactions, s.next, p.LastStableOffset, l.codec)
+	plan, err := readFetched(p.RecordBatches, p.AbortedTransactions, s.next, p.LastStableOffset, s.fence != nil, l.codec)
+	if begins := len(plan) > 0 && plan[0].batch == nil; p.LogStartOffset > s.next && (begins || errors.Is(err, errHoles)) {
+		s.fetchAfter = l.now.Add(time.Hour) // until the check has answered
+		l.checkRange(s)                     // deleted, not compacted
+		return
+	}
+	if errors.Is(err, errHoles) {
+		l.goFenced(s)
+		return
+	}
 	if err != nil {
 		l.fail(s, fmt.Errorf("source log at offset %d: %w", s.next, err), 30*time.Second)
 		return
 	}
-	if missing := plan.missingSegments(&s.partition); len(missing) > 0 {
+	if missing := plan.missingSegments(&s.partition); s.fence == nil && len(missing) > 0 {
 		l.writeSegments(s, missing)
 		return // the same is fetched again, then with the segments known
 	}
@@ -333,6 +342,8 @@ func (l *loop) reachedEnd(s *stream, end int64) {
 	case s.tail:
 		l.tryTail(s)
 	case s.next < end:
+	case s.fence != nil:
+		l.leaveFence(s)
 	case s.linked && l.closeHole(s):
 	case s.linked:
 		l.goLive(s)
@@ -366,10 +377,15 @@ func (l *loop) tryTail(s *stream) {
 	s.tailFrom, s.tailRead, s.tailOffered = l.now, 0, offered
 }
 
+// fetchLater puts the next fetch off.
+func (l *loop) fetchLater(s *stream, delay time.Duration) {
+	s.fetchAfter = l.now.Add(delay)
+	l.timers.add(s.fetchAfter, func() {})
+}
+
 // fetchRefused takes a partition's error in a Fetch answer.
 func (l *loop) fetchRefused(s *stream, err error) {
-	s.fetchAfter = l.now.Add(200 * time.Millisecond)
-	l.timers.add(s.fetchAfter, func() {})
+	l.fetchLater(s, 200*time.Millisecond)
 	switch {
 	case errors.Is(err, kerr.OffsetOutOfRange):
 		s.fetchAfter = l.now.Add(time.Hour) // until the check has answered
@@ -378,8 +394,7 @@ func (l *loop) fetchRefused(s *stream, err error) {
 		l.refreshSoon()
 	default:
 		l.log.Warn("source refused a fetch", s.logFields(zap.Int64("offset", s.next), zap.Error(err))...)
-		s.fetchAfter = l.now.Add(5 * time.Second)
-		l.timers.add(s.fetchAfter, func() {})
+		l.fetchLater(s, 5*time.Second)
 	}
 }
 
@@ -395,8 +410,7 @@ func (l *loop) checkRange(s *stream) {
 		start, end := starts[s.topicPartition], ends[s.topicPartition]
 		err = errors.Join(err, start.err, end.err)
 		l.inbox.call(func() {
-			s.fetchAfter = l.now.Add(200 * time.Millisecond)
-			l.timers.add(s.fetchAfter, func() {})
+			l.fetchLater(s, 200*time.Millisecond)
 			if err != nil || s.session != session || s.removed || s.next != next {
 				return
 			}

@@ -16,18 +16,20 @@ import (
 // piece is a run of source offsets as a Fetch brought it: one batch, or a hole that holds nothing for a reader.
 type piece struct {
 	base, end int64
-	batch     protocol.Batch // nil: a marker or a batch of an aborted transaction
+	batch     protocol.Batch // nil: a marker or a batch of an aborted transaction; in a fenced session also what compaction took
 	// leaderEpoch under which the source took it; the batch forgets it when it is stamped.
 	leaderEpoch int32
 	converted   bool // made of messages of an old format: it has memory of its own
+	sparse      bool // has fewer records than offsets
 }
 
 // plan is what a Fetch brought for a stream, from its next offset on, without a gap.
 type plan []piece
 
 // readFetched splits raw records into pieces from next on, below the last stable offset. Which batches were aborted is told as to any read_committed
-// consumer (Kafka's CompletedFetch): a producer's batches are aborted from the listed first offset to its abort marker.
-func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbortedTransaction, next, lastStable int64, codec protocol.Codec) (plan, error) {
+// consumer (Kafka's CompletedFetch): a producer's batches are aborted from the listed first offset to its abort marker. Where compaction left holes, a
+// dense stream's plan ends, and if it is empty so far the error is errHoles.
+func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbortedTransaction, next, lastStable int64, fenced bool, codec protocol.Codec) (plan, error) {
 	slices.SortFunc(aborted, func(a, b kmsg.FetchResponseTopicPartitionAbortedTransaction) int {
 		return cmp.Compare(a.FirstOffset, b.FirstOffset)
 	})
@@ -61,14 +63,18 @@ func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbort
 		switch {
 		case end <= next:
 			continue
-		case base > next:
-			return pieces, fmt.Errorf("offsets [%d, %d) are missing without a transaction that explains it: compacted topics can't be mirrored yet", next, base)
-		case hole:
-			pieces = append(pieces, piece{base: max(base, next), end: end})
-		case !b.Dense():
-			return pieces, fmt.Errorf("batch at [%d, %d) has %d records: compacted topics can't be mirrored yet", base, end, b.RecordCount())
+		case !fenced && (base > next || !hole && !b.Dense()):
+			if len(pieces) == 0 {
+				return nil, errHoles
+			}
+			return pieces, nil
+		case hole, b.RecordCount() == 0:
+			pieces = append(pieces, piece{base: next, end: end})
 		default:
-			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch(), converted: converted})
+			if base > next {
+				pieces = append(pieces, piece{base: next, end: base})
+			}
+			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch(), converted: converted, sparse: !b.Dense()})
 		}
 		next = end
 	}
@@ -153,6 +159,7 @@ func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
 		if x.batch == nil {
 			if x.end > s.next {
 				s.skip(x.end)
+				s.uncommitted = true
 			}
 			continue
 		}
@@ -172,12 +179,12 @@ func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
 }
 
 // queueFetched queues one batch from the source log, re-encoded where it can't go as it is: it begins below next (R5), crosses a producer
-// epoch (N2), carries append time, or is larger than the mirror takes.
+// epoch (N2), carries append time, is larger than the mirror takes, or was left with holes by compaction.
 func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
 	if s.holeFrom >= 0 && s.hasSegment(s.next) {
 		s.holeFrom = -1
 	}
-	whole := s.next == x.base && x.batch.Attributes()&protocol.AttrLogAppendTime == 0 && s.fitsMirror(len(x.batch))
+	whole := s.next == x.base && !x.sparse && x.batch.Attributes()&protocol.AttrLogAppendTime == 0 && s.fitsMirror(len(x.batch))
 	room, fits := s.mayQueue(x.end - s.next)
 	e := entry{base: x.base, end: x.end, crc: x.batch.CRC(), maxTimestamp: x.batch.MaxTimestamp(), batch: x.batch}
 	switch {
@@ -188,20 +195,35 @@ func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
 		e.memory = memory
 		s.take(e)
 	default:
-		for end := int64(0); s.next < x.end; room, _ = s.mayQueue(1) {
-			end = min(x.end, s.next+room)
-			b, err := protocol.Recode(x.batch, s.next, end, l.codec)
-			if err != nil {
+		for s.next < x.end {
+			if err := l.queueRecoded(s, x, min(x.end-s.next, room)); err != nil {
 				return err
 			}
-			l.metrics.recoded.Inc()
-			if err := l.takeParts(s, entry{base: s.next, end: end, crc: x.batch.CRC(), batch: b}); err != nil {
-				return err
-			}
+			room, _ = s.mayQueue(1)
 		}
 	}
 	l.makeReady(s)
 	return nil
+}
+
+// queueRecoded queues a batch made of the records of x at the next count offsets.
+func (l *loop) queueRecoded(s *stream, x piece, count int64) error {
+	e := entry{base: s.next, end: s.next + count, crc: x.batch.CRC()}
+	var err error
+	if s.fence != nil {
+		e.batch, e.runs, err = protocol.RecodeRuns(x.batch, e.base, e.end, l.codec)
+	} else {
+		e.batch, err = protocol.Recode(x.batch, e.base, e.end, l.codec)
+	}
+	if s.fence != nil && errors.Is(err, protocol.ErrNoRecords) {
+		s.skip(e.end)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	l.metrics.recoded.Inc()
+	return l.takeParts(s, e)
 }
 
 // takeMade takes a batch that has memory of its own.

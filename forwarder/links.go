@@ -216,6 +216,8 @@ func (l *loop) produce(k *link) bool {
 			s.queueUp()
 		case unquiet:
 			l.seekQuiet(s)
+		case uncovered:
+			l.coverQueue(s)
 		}
 	}
 	if len(p.parts) == 0 {

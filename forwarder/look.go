@@ -199,6 +199,8 @@ func (l *loop) sawEnd(s *stream, end int64) {
 		return
 	}
 	switch {
+	case s.state == StateRecover && s.fence != nil:
+		l.catchUp(s) // to the end, where it becomes dense
 	case s.state == StateRecover && l.opts.NoOffers:
 		l.becomeTail(s)
 	case s.state == StateRecover && s.next >= end:

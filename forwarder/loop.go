@@ -105,6 +105,7 @@ func (l *loop) run(ctx context.Context) {
 	l.every(l.opts.LookEvery, l.lookAll)
 	l.every(l.opts.CheckpointEvery, l.commit)
 	l.every(time.Second, l.tellStalls)
+	l.every(time.Second, l.refence)
 	stop := ctx.Done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()

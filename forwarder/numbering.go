@@ -42,13 +42,48 @@ type segment struct {
 	position int64
 }
 
-// numbering maps source offsets to positions, which become producer epoch and sequence on the mirror (rules N2, N3).
+// landmark is a place in a stream's appends: behind a batch of that producer ID and epoch whose last sequence is end-1.
+type landmark struct {
+	producerID int64 // -1: before the first batch
+	epoch      int16
+	end        int64
+}
+
+var noLandmark = landmark{producerID: -1}
+
+// fence is the numbering of a fenced session (rule N6): a producer ID that the mirror's transaction coordinator gave, in an epoch that shuts
+// out all before it. Sequences count the session's records from 0; which source offsets they have is in the positions topic.
+type fence struct {
+	producerID int64
+	epoch      int16
+	source     int64    // where the session begins
+	behind     landmark // our last batch on the mirror at that time
+	settled    bool     // nothing that this fence doesn't shut out can arrive any more
+	runsFrom   int64    // offset in the positions topic below which nothing of the session is
+}
+
+func (f *fence) same(other *fence) bool {
+	return f != nil && other != nil && f.producerID == other.producerID && f.epoch == other.epoch
+}
+
+// numbering maps source offsets to positions, which become producer epoch and sequence on the mirror (rules N2, N3), unless a fence does (N6).
 //
 // Invariant: segments is not empty, ascending in both fields, and the first is the stream's birth.
 type numbering struct {
 	generation int32
 	producerID int64
 	segments   []segment
+	fence      *fence // the newest, nil: the generation is dense
+	// fencers are the producer IDs of all fences that the stream ever had. One, unless the mirror forgot the transactional ID (F8).
+	fencers []int64
+}
+
+// stampID is the producer ID of new batches.
+func (n *numbering) stampID() int64 {
+	if n.fence != nil {
+		return n.fence.producerID
+	}
+	return n.producerID
 }
 
 // birth is the first source offset of the stream.

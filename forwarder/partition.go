@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -27,8 +28,9 @@ const (
 // entry is one record batch on its way, with the source offsets [base, end).
 type entry struct {
 	base, end    int64
-	crc          uint32 // as the producer sealed it
-	maxTimestamp int64  // ms
+	crc          uint32         // as the producer sealed it
+	maxTimestamp int64          // ms
+	runs         []protocol.Run // the source offsets of its records, nil: all of [base, end)
 	batch        protocol.Batch
 	memory       protocol.Releaser // nil: the garbage collector's
 	merged       bool              // of several source batches
@@ -37,9 +39,13 @@ type entry struct {
 
 func (e *entry) sizeBytes() int64 { return int64(len(e.batch)) }
 
+// records is how many records the batch has: as many as offsets, since a mirror takes no other.
+func (e *entry) records() int64 { return int64(e.batch.RecordCount()) }
+
 // span is what is remembered of a batch without its bytes.
 type span struct {
 	base, end    int64
+	records      int64
 	crc          uint32
 	maxTimestamp int64
 }
@@ -77,6 +83,9 @@ type partition struct {
 	batchLimit int64 // what the mirror topic takes, as it showed by a refusal; 0: it took everything
 	// queuedBytes is the size of queue.
 	queuedBytes int64
+	// A fenced session's records count from 0 (rule N6): sent have gone out, and the source offsets of the first covered are durable.
+	sent, covered int64
+	draining      bool // nothing more may go out in this session: it is to be fenced anew
 	// holeFrom is where the hole begins that ends at next, -1: none. What follows it needs a segment first (rule N3).
 	holeFrom int64
 
@@ -138,7 +147,7 @@ func (p *partition) take(e entry) {
 	p.queue = append(p.queue, e)
 	p.queuedBytes += e.sizeBytes()
 	p.next = e.end
-	s := span{e.base, e.end, e.crc, e.maxTimestamp}
+	s := span{e.base, e.end, e.records(), e.crc, e.maxTimestamp}
 	if len(p.recent) < recentBatches {
 		p.recent = append(p.recent, s)
 		return
@@ -205,7 +214,7 @@ func (p *partition) judgeFetched(base, end int64) verdict {
 
 // skip passes over the offsets up to end, which hold nothing for a reader: markers and aborted transactions.
 func (p *partition) skip(end int64) {
-	if p.holeFrom < 0 {
+	if p.holeFrom < 0 && p.fence == nil {
 		p.holeFrom = p.next
 	}
 	p.next = end
@@ -216,6 +225,9 @@ func (p *partition) skip(end int64) {
 
 // mayQueue reports whether the batch at next fits into its producer epoch; otherwise it must be split after the returned count.
 func (p *partition) mayQueue(count int64) (room int64, ok bool) {
+	if p.fence != nil {
+		return math.MaxInt64, true
+	}
 	room = epochRoom(p.position(p.next))
 	return room, count <= room
 }
@@ -224,10 +236,11 @@ func (p *partition) mayQueue(count int64) (room int64, ok bool) {
 type readiness int8
 
 const (
-	ready   readiness = iota
-	idle              // nothing to send
-	busy              // an answer must come first
-	unquiet           // an earlier session's requests must be out of the way first (rule S5)
+	ready     readiness = iota
+	idle                // nothing to send
+	busy                // an answer must come first
+	unquiet             // an earlier session's requests must be out of the way first (rule S5)
+	uncovered           // the source offsets of the next records must be durable first (rule N6)
 )
 
 // maySend decides about the head of the queue. Rules S3 and S5.
@@ -239,6 +252,12 @@ func (p *partition) maySend(now time.Time) readiness {
 	old := p.old(head.maxTimestamp, now)
 	if !p.quiet && (old || !p.stateFresh) {
 		return unquiet
+	}
+	if p.draining {
+		return busy
+	}
+	if p.fence != nil && p.sent+head.records() > p.covered {
+		return uncovered
 	}
 	n := len(p.flight)
 	if n == 0 {
@@ -253,7 +272,7 @@ func (p *partition) maySend(now time.Time) readiness {
 		}
 	}
 	// A new producer epoch starts at sequence 0: drain before it (rule N2).
-	if p.position(head.base)&sequenceMask == 0 {
+	if p.fence == nil && p.position(head.base)&sequenceMask == 0 {
 		return busy
 	}
 	return ready
@@ -270,7 +289,7 @@ func (p *partition) mergeable(now time.Time) int {
 	}
 	head := &p.queue[0]
 	codec := head.batch.Codec()
-	room, size := epochRoom(p.position(head.base)), head.sizeBytes()
+	room, size := p.mergeRoom(head), head.sizeBytes()
 	most, each := p.mergeBytes, p.mergeBytes
 	if codec != 0 && !old { // to unpack and pack again costs more than it saves, unless the batches are tiny
 		most, each = min(p.mergeBytes, maxPackedMerge), min(p.mergeBytes, maxPackedBatch)
@@ -278,15 +297,25 @@ func (p *partition) mergeable(now time.Time) int {
 	if size > each {
 		return 1
 	}
-	n := 1
+	n, records := 1, head.records()
 	for ; n < len(p.queue); n++ {
 		e := &p.queue[n]
 		size += e.sizeBytes()
-		if e.base != p.queue[n-1].end || e.batch.Codec() != codec || e.sizeBytes() > each || size > most || e.end-head.base > room {
+		records += e.records()
+		apart := e.base != p.queue[n-1].end && p.fence == nil
+		if apart || e.batch.Codec() != codec || e.sizeBytes() > each || size > most || records > room {
 			break
 		}
 	}
 	return n
+}
+
+// mergeRoom is how many records a batch that begins with head may have.
+func (p *partition) mergeRoom(head *entry) int64 {
+	if p.fence != nil {
+		return p.covered - p.sent
+	}
+	return epochRoom(p.position(head.base))
 }
 
 // replace puts one merged batch in the place of the first n of the queue and returns those.
@@ -305,14 +334,19 @@ func (p *partition) replace(n int, merged entry) []entry {
 // send stamps the head of the queue with its position, moves it into flight and returns it.
 func (p *partition) send() entry {
 	e := p.queue[0]
-	epoch, base := sequence(p.position(e.base))
-	e.batch.Stamp(p.producerID, epoch, base)
+	if p.fence != nil {
+		e.batch.Stamp(p.fence.producerID, p.fence.epoch, int32(p.sent))
+		p.sent += e.records()
+	} else {
+		epoch, base := sequence(p.position(e.base))
+		e.batch.Stamp(p.producerID, epoch, base)
+	}
 	p.queuedBytes -= e.sizeBytes()
 	p.queue[0] = entry{}
 	if p.queue = p.queue[1:]; len(p.queue) == 0 {
 		p.queue = nil
 	}
-	p.flight = append(p.flight, span{e.base, e.end, e.crc, e.maxTimestamp})
+	p.flight = append(p.flight, span{e.base, e.end, e.records(), e.crc, e.maxTimestamp})
 	return e
 }
 
@@ -335,7 +369,7 @@ func (p *partition) acknowledge(baseOffset int64, now time.Time) (s span, l land
 	case baseOffset > p.mirrorEnd:
 		l = behind
 	}
-	p.mirrorEnd = baseOffset + s.end - s.base
+	p.mirrorEnd = baseOffset + s.records
 	p.acked = s.end
 	if len(p.flight) == 0 && len(p.queue) == 0 {
 		p.acked = p.next // a hole ends what was taken: nothing of it will ever be sent
@@ -358,8 +392,30 @@ func (p *partition) release(drop func(entry)) {
 	}
 }
 
-// ackedPosition is the position of acked, also in the middle of a hole whose segment isn't written.
+// uncoveredRuns returns the runs of what waits and isn't covered, and up to which record it is covered with them.
+func (p *partition) uncoveredRuns() (runs []protocol.Run, upTo int64) {
+	upTo = p.sent
+	for i := range p.queue {
+		e := &p.queue[i]
+		upTo += e.records()
+		switch {
+		case upTo <= p.covered:
+		case e.runs == nil:
+			runs = protocol.AppendRun(runs, e.base, e.end-e.base)
+		default:
+			for _, run := range e.runs {
+				runs = protocol.AppendRun(runs, run.Source, run.Count)
+			}
+		}
+	}
+	return runs, upTo
+}
+
+// ackedPosition is the position of acked, also in the middle of a hole whose segment isn't written; of a fenced stream, which has none, 0.
 func (p *partition) ackedPosition() int64 {
+	if p.fence != nil {
+		return 0
+	}
 	if p.holeFrom >= 0 && p.acked > p.holeFrom {
 		return p.position(p.holeFrom)
 	}

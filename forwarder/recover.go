@@ -29,6 +29,10 @@ type recoverJob struct {
 	// appeared says that the source topic is younger than this process's first look at it.
 	appeared   bool
 	partitions int32 // of the source topic
+
+	fence bool // the source log has holes: begin a fenced session (rule N4)
+	dense bool // end the fenced generation: open a dense one
+	quiet bool // nothing of an earlier session can arrive, if twice is done (rule S5)
 }
 
 // recovered is where a stream goes on.
@@ -36,10 +40,12 @@ type recovered struct {
 	job       *recoverJob
 	numbering numbering
 	standing  standing
-	next      int64 // source offset
-	fresh     bool  // never appended anything: nothing can be on its way
-	opened    bool  // in a generation that began with this recovery
-	behind    int64 // where the generation before ended
+	next      int64  // source offset
+	fresh     bool   // never appended anything: nothing can be on its way
+	opened    bool   // in a generation that began with this recovery
+	behind    int64  // where the generation before ended, or a fenced session that lost ground
+	fence     *fence // made by this recovery, nil: none
+	runs      *runsLookup
 	stored    checkpoint
 	err       error
 	failed    bool // err needs a person
@@ -111,6 +117,8 @@ func (l *loop) recoverJob(s *stream) *recoverJob {
 		have:  s.haveStored,
 		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
 		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, appeared: s.appeared, partitions: s.partitions,
+		fence: s.wantFence, dense: s.wantDense,
+		quiet: (!s.doubt || s.askTwice) && !s.foreignPending(l.now, l.takeoverWait),
 	}
 }
 
@@ -133,6 +141,9 @@ func (l *loop) recoverAll(ctx context.Context, c *conn, jobs []*recoverJob) []re
 	}
 	for i := range results {
 		l.lookUp(&results[i])
+	}
+	if err := l.fence(ctx, results); err != nil {
+		return failAll(err)
 	}
 	if err := l.resolveAll(ctx, c, results); err != nil {
 		return failAll(err)
@@ -157,6 +168,34 @@ func (l *loop) lookUp(r *recovered) {
 	}
 	r.numbering = n
 	r.job.ask.producerID = n.producerID
+	if stored := &r.job.stored; r.job.have && stored.generation == n.generation && stored.mirrorOffset >= 0 {
+		r.job.ask.stored = [2]int64{stored.mirrorOffset, stored.mirrorEnd}
+	}
+}
+
+// fence fences what is to be fenced, and looks again how it stands: another owner may have been faster.
+func (l *loop) fence(ctx context.Context, results []recovered) error {
+	l.fenceAll(ctx, results)
+	if !slices.ContainsFunc(results, func(r recovered) bool { return r.fence != nil }) {
+		return nil
+	}
+	if err := l.registry.refresh(ctx); err != nil {
+		return err
+	}
+	for i := range results {
+		r := &results[i]
+		if r.fence == nil {
+			continue
+		}
+		generation := r.numbering.generation
+		l.lookUp(r)
+		if r.numbering.generation != generation || len(r.numbering.segments) == 0 {
+			r.err = errOvertaken
+			continue
+		}
+		r.job.ask.fence, r.job.ask.ours = r.fence, append(r.numbering.fencers, r.fence.producerID)
+	}
+	return nil
 }
 
 func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) error {
@@ -167,7 +206,7 @@ func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) err
 		questions[i] = results[i].job.ask
 		twice = twice || results[i].job.twice
 	}
-	answers, err := res.ask(ctx, questions)
+	answers, err := res.askFenced(ctx, questions)
 	if err != nil {
 		return err
 	}
@@ -175,7 +214,7 @@ func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) err
 		l.settle(ctx, &res, &results[i], answers[i])
 	}
 	if !twice {
-		return nil
+		return l.lookUpRuns(ctx, results)
 	}
 	sleep(ctx, 2*time.Second) // W2
 	if answers, err = res.ask(ctx, questions); err != nil {
@@ -188,15 +227,18 @@ func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) err
 		}
 		first := r.standing
 		l.settle(ctx, &res, r, answers[i])
-		if r.err == nil && (first.found != r.standing.found || first.position != r.standing.position) {
+		if r.err == nil && (first.found != r.standing.found || first.position != r.standing.position || first.last != r.standing.last) {
 			r.err = errors.New("the position on the mirror still moves")
 		}
 	}
-	return nil
+	return l.lookUpRuns(ctx, results)
 }
 
 // settle turns an answer into a position, scanning the log where the broker doesn't know our producer.
 func (l *loop) settle(ctx context.Context, res *resolver, r *recovered, a answer) {
+	if r.err != nil {
+		return
+	}
 	r.standing, r.err = a.standing, a.err
 	if r.err != nil || r.standing.known {
 		return
@@ -215,8 +257,9 @@ func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 
 	}
 	ours := false
 	err := res.batchAt(ctx, r.job.ask, at, func(b protocol.Batch) {
-		end := positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + int64(b.RecordCount())
-		ours = b.BaseOffset() == at && b.ProducerID() == r.job.ask.producerID && end <= r.job.stored.position
+		end := positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + offsetsOf(b)
+		fenced := slices.Contains(r.job.ask.ours, b.ProducerID()) // any batch of ours will do, since the scan goes on to the end
+		ours = b.BaseOffset() == at && (fenced || b.ProducerID() == r.job.ask.producerID && end <= r.job.stored.position)
 	})
 	if err == nil && ours {
 		return at
@@ -224,56 +267,97 @@ func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 
 	return st.logStart
 }
 
-// bear gives new streams their birth and opens new generations, all in one write, and computes where each stream goes on.
+// bear gives new streams their birth, opens new generations and begins fenced sessions, all in one write, and computes where each stream goes on.
 func (l *loop) bear(ctx context.Context, results []recovered) error {
 	starts, err := l.startOffsets(ctx, results)
 	if err != nil {
 		return err
 	}
-	var births []segmentRecord
+	var records []segmentRecord
 	for i := range results {
 		r := &results[i]
-		if len(r.numbering.segments) > 0 {
+		if r.err == nil && len(r.numbering.segments) > 0 {
 			l.goOn(r)
 		}
 		if r.err != nil {
 			continue
 		}
-		if birth, ok := r.birth(starts); ok {
-			births = append(births, birth)
+		if r.fence != nil {
+			records = append(records, r.session()...)
+		} else if birth, ok := r.birth(starts); ok {
+			records = append(records, birth)
 		}
 	}
-	if len(births) == 0 {
+	if len(records) == 0 {
 		return nil
 	}
-	if err := l.registry.adopt(ctx, births); err != nil {
+	if err := l.registry.adopt(ctx, records); err != nil {
 		return err
 	}
 	for i := range results {
-		r := &results[i]
-		if r.err != nil {
-			continue
-		}
-		born, before := len(r.numbering.segments) > 0, r.numbering.generation
-		r.numbering, _ = l.registry.lookUp(r.job.id)
-		if r.numbering.generation != before {
-			r.opened, r.behind = true, r.next
-			r.standing.found, r.standing.known = false, false
-		}
-		if !born || r.opened {
-			l.goOn(r)
+		if r := &results[i]; r.err == nil {
+			l.adopted(r)
 		}
 	}
 	return nil
 }
 
+// adopted takes what came back from the segments topic.
+func (l *loop) adopted(r *recovered) {
+	born, before := len(r.numbering.segments) > 0, r.numbering.generation
+	r.numbering, _ = l.registry.lookUp(r.job.id)
+	switch {
+	case r.fence != nil && r.job.dense && r.numbering.generation == before+1 && r.numbering.birth() == r.next:
+		// Nothing of it was sent, and what came before is shut out.
+		r.standing.found, r.standing.known, r.fresh = false, false, r.fence.settled
+	case r.fence != nil:
+		if r.numbering.generation != before || !r.numbering.fence.same(r.fence) {
+			r.err = errOvertaken
+		}
+	case r.numbering.fence != nil:
+		r.err = errOvertaken
+	case r.numbering.generation != before:
+		r.opened, r.behind = true, r.next
+		r.standing.found, r.standing.known = false, false
+		l.goOn(r)
+	case !born:
+		l.goOn(r)
+	}
+}
+
+// record returns a record of the segments topic for the stream, all but what it says.
+func (r *recovered) record() segmentRecord {
+	return segmentRecord{
+		Topic: r.job.tp.topic, TopicID: hex.EncodeToString(r.job.id.topicID[:]), Partition: r.job.id.partition,
+		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Generation: r.numbering.generation,
+	}
+}
+
+// session returns the records that a fenced session needs before its first append, or that end the fenced generation.
+func (r *recovered) session() []segmentRecord {
+	f := r.fence
+	f.source, f.behind = r.next, noLandmark
+	if r.standing.found {
+		f.behind = r.standing.last
+	}
+	before := r.numbering.fence
+	f.settled = r.job.quiet || before != nil && before.producerID == f.producerID && before.settled
+	begins := r.record()
+	begins.Source, begins.Fence = f.source, newFenceRecord(f)
+	if !r.job.dense {
+		return []segmentRecord{begins}
+	}
+	birth := r.record()
+	birth.Generation++
+	birth.Birth, birth.Source, birth.Fence = true, r.next, begins.Fence
+	return []segmentRecord{begins, birth}
+}
+
 // birth returns the record that a stream needs before its first append: its birth, or that of a new generation. A new generation
 // begins at position 0, since every broker takes sequence 0 of a producer that it doesn't know.
 func (r *recovered) birth(starts map[topicPartition]int64) (segmentRecord, bool) {
-	rec := segmentRecord{
-		Topic: r.job.tp.topic, TopicID: hex.EncodeToString(r.job.id.topicID[:]), Partition: r.job.id.partition,
-		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Birth: true,
-	}
+	rec := r.record()
+	rec.Birth, rec.Generation = true, 0
 	if len(r.numbering.segments) == 0 {
 		start, ok := starts[r.job.tp]
 		switch {
@@ -313,6 +397,9 @@ func (l *loop) goOn(r *recovered) {
 	birth, stored := r.numbering.segments[0], &r.job.stored
 	have := r.job.have && stored.generation == r.numbering.generation
 	switch {
+	case r.compactedAway():
+		r.next = stored.next
+	case r.fence != nil && r.fenceTells():
 	case st.found:
 		r.next = r.numbering.offset(st.position)
 	case r.job.have && !have:
@@ -321,6 +408,8 @@ func (l *loop) goOn(r *recovered) {
 		// Our last batch of the checkpoint was deleted, or there was none; all that was appended since is still in the log, and nothing
 		// of it is ours. A batch that should be there and isn't was lost, whatever others wrote in its place.
 		r.next, r.fresh = stored.next, stored.mirrorOffset < 0
+	case st.logStart == 0 && r.numbering.generation > 0 && have && st.logEnd < stored.mirrorEnd:
+		r.err, r.failed = errPositionUnknown, true // the mirror lost what was before this generation
 	case st.logStart == 0:
 		r.next, r.fresh = birth.source, !have // nothing was ever sent, or the mirror lost everything
 	case have && stored.mirrorEnd == stored.next && st.logStart == st.logEnd:
@@ -332,6 +421,63 @@ func (l *loop) goOn(r *recovered) {
 		l.log.Warn("the mirror lost its log's end; reading it from the source again", zap.String("topic", r.job.tp.topic),
 			zap.Int32("partition", r.job.tp.partition), zap.Int64("from", r.next), zap.Int64("to", r.job.stored.next))
 	}
+	if r.err == nil && r.fence != nil {
+		r.moveOn()
+	}
+}
+
+// compactedAway reports whether our last batch by the checkpoint is gone because the mirror's own cleaner took it: the log reaches behind it,
+// nobody else's batch is in its place, and what else of ours is there is older.
+func (r *recovered) compactedAway() bool {
+	at, st := r.job.ask.stored, &r.standing
+	return at[1] > 0 && !st.known && at[0] >= st.logStart && at[1] <= st.logEnd && !st.foreign && (!st.found || st.lastEnd <= at[0])
+}
+
+// fenceTells computes next of a fenced stream whose last batch is of a fenced session, or stands where the newest session began.
+func (r *recovered) fenceTells() bool {
+	st, f := &r.standing, r.numbering.fence
+	last := noLandmark
+	if st.found {
+		last = st.last
+	}
+	switch {
+	case f != nil && last == f.behind:
+		r.next = f.source
+	case r.runs != nil && r.runs.found:
+		r.next = r.runs.source + 1
+	case r.runs != nil:
+		r.err, r.failed = errPositionUnknown, true
+	default:
+		return false // of the dense generation
+	}
+	return true
+}
+
+// moveOn goes behind a loss, or back to where the source was truncated: in a fenced session the numbering doesn't forbid it.
+func (r *recovered) moveOn() {
+	gen := &r.job.gen
+	r.behind = r.next
+	if gen.why == afterLoss && r.next < gen.source || gen.why == afterDivergence {
+		r.next = gen.source
+	}
+}
+
+// lookUpRuns finds what the positions topic knows of fenced streams' last batches.
+func (l *loop) lookUpRuns(ctx context.Context, results []recovered) error {
+	var lookups []*runsLookup
+	for i := range results {
+		r := &results[i]
+		last, f := r.standing.last, r.numbering.fence
+		if r.err != nil || r.fence == nil || !r.standing.found || last.producerID == r.numbering.producerID || f != nil && last == f.behind {
+			continue
+		}
+		r.runs = &runsLookup{of: last}
+		if f != nil && f.producerID == last.producerID && f.epoch == last.epoch {
+			r.runs.from = f.runsFrom
+		}
+		lookups = append(lookups, r.runs)
+	}
+	return l.registry.lookUpRuns(ctx, lookups)
 }
 
 // commitFirst writes the checkpoints before the first appends (R6).
@@ -343,8 +489,11 @@ func (l *loop) commitFirst(ctx context.Context, results []recovered) error {
 			continue
 		}
 		c := checkpoint{
-			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation, position: r.numbering.position(r.next),
+			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation,
 			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, lineage: r.job.lineage, owner: l.self,
+		}
+		if r.numbering.fence == nil {
+			c.position = r.numbering.position(r.next)
 		}
 		if old := r.job.stored; r.job.have && old.generation == c.generation {
 			c.mirrorOffset = old.mirrorOffset
@@ -372,6 +521,9 @@ func (l *loop) recovered(k *link, c *conn, r *recovered) {
 		}
 		return
 	}
+	if errors.Is(r.err, errOvertaken) {
+		s.wantFence, s.wantDense = false, false // as it stands now
+	}
 	if r.err != nil {
 		if isLeadership(r.err) {
 			l.refreshSoon()
@@ -398,6 +550,8 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.numbering = r.numbering
 	s.next, s.acked, s.mirrorEnd, s.holeFrom = r.next, r.next, r.standing.logEnd, -1
 	s.solo = true
+	s.sent, s.covered, s.sessionFrom = 0, 0, l.now
+	s.wantFence, s.wantDense = false, false
 	if !l.now.Before(s.batchLimitUntil) {
 		s.batchLimit, s.mergeBytes = 0, l.opts.MergeBytes
 	}
@@ -407,7 +561,11 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 		s.doubt, s.askTwice = false, false
 	}
 	s.quiet = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
-	if r.opened {
+	switch {
+	case s.fence != nil:
+		s.lastOld, s.stateFresh = false, r.fence.settled // the marker is young
+		l.reportLoss(s, r)
+	case r.opened:
 		s.stateFresh = false // a late request of the generation before would not be refused (S5)
 		l.reportLoss(s, r)
 	}
@@ -417,7 +575,7 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.recent, s.recentAt = nil, 0
 	s.linked, s.tail, s.inHole, s.holes = false, false, false, nil
 	l.setState(s, StateRecover, "")
-	s.accepting.Store(true)
+	s.accepting.Store(s.fence == nil)
 	l.look(s)
 }
 

@@ -109,23 +109,49 @@ func (l *loop) awaitLimit(s *stream, reason string, size, limit int64) {
 	})
 }
 
-// takeParts takes a batch that was made of the records [e.base, e.end), halved until each part fits the mirror's limit or is one record.
+// takeParts takes a batch that was made of records of the source's, halved until each part fits the mirror's limit or is one record.
 func (l *loop) takeParts(s *stream, e entry) error {
-	if s.fitsMirror(len(e.batch)) || e.end-e.base == 1 {
+	count := e.records()
+	if s.fitsMirror(len(e.batch)) || count == 1 {
 		l.takeMade(s, e)
 		return nil
 	}
-	middle := (e.end - e.base) / 2
-	for _, part := range [2]struct{ from, to int64 }{{0, middle}, {middle, e.end - e.base}} {
-		b, err := protocol.Recode(e.batch, part.from, part.to, l.codec)
-		if err != nil {
-			return err
-		}
-		if err := l.takeParts(s, entry{base: e.base + part.from, end: e.base + part.to, crc: e.crc, batch: b}); err != nil {
-			return err
-		}
+	middle := count / 2
+	left, right := e, e
+	left.end = e.base + middle
+	if e.runs != nil {
+		left.runs, right.runs = splitRuns(e.runs, middle)
+		last := left.runs[len(left.runs)-1]
+		left.end = last.Source + last.Count
 	}
-	return nil
+	right.base = left.end
+	var err error
+	if left.batch, err = protocol.Recode(e.batch, 0, middle, l.codec); err != nil {
+		return err
+	}
+	if right.batch, err = protocol.Recode(e.batch, middle, count, l.codec); err != nil {
+		return err
+	}
+	if err := l.takeParts(s, left); err != nil {
+		return err
+	}
+	return l.takeParts(s, right)
+}
+
+// splitRuns cuts runs behind their first count records, which must be fewer than all.
+func splitRuns(runs []protocol.Run, count int64) (left, right []protocol.Run) {
+	for i, run := range runs {
+		if count < run.Count {
+			if count > 0 {
+				left = append(left, protocol.Run{Source: run.Source, Count: count})
+			}
+			right = append(right, protocol.Run{Source: run.Source + count, Count: run.Count - count})
+			return left, append(right, runs[i+1:]...)
+		}
+		left = append(left, run)
+		count -= run.Count
+	}
+	return left, nil
 }
 
 // badTimestamp stops a stream whose next batch has a record from outside the mirror's window, and says which.

@@ -4,14 +4,10 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"fmt"
+	"slices"
 	"sync"
-	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/zap"
 
 	"kmirror/protocol"
@@ -29,10 +25,36 @@ type segmentRecord struct {
 	Generation    int32  `json:"generation"`
 	Source        int64  `json:"source_offset"`
 	Position      int64  `json:"position"`
-	Birth         bool   `json:"birth"` // else a hole's end
+	Birth         bool   `json:"birth"` // else a hole's end, or a fence
+	// Fence with a birth is the one in force, which the new generation ends; else the session's that begins at Source (rule N6).
+	Fence *fenceRecord `json:"fence,omitempty"`
 	// Partitions is how many the source topic had, with a birth: one above it is new in a topic that was mirrored before.
 	Partitions int32  `json:"partitions,omitempty"`
 	Writer     string `json:"writer"` // for people
+}
+
+// fenceRecord is a fence in a segmentRecord.
+type fenceRecord struct {
+	ProducerID int64 `json:"producer_id"`
+	Epoch      int16 `json:"epoch"`
+	// Behind is our last batch on the mirror as the session begins: producer ID (-1: none), epoch, and the sequence behind it.
+	Behind   [3]int64 `json:"behind"`
+	Settled  bool     `json:"settled"`
+	RunsFrom int64    `json:"runs_from"` // offset in the positions topic
+}
+
+func newFenceRecord(f *fence) *fenceRecord {
+	return &fenceRecord{
+		ProducerID: f.producerID, Epoch: f.epoch, Behind: [3]int64{f.behind.producerID, int64(f.behind.epoch), f.behind.end},
+		Settled: f.settled, RunsFrom: f.runsFrom,
+	}
+}
+
+func (r *fenceRecord) fence(source int64) *fence {
+	return &fence{
+		producerID: r.ProducerID, epoch: r.Epoch, source: source, settled: r.Settled, runsFrom: r.RunsFrom,
+		behind: landmark{r.Behind[0], int16(r.Behind[1]), r.Behind[2]},
+	}
 }
 
 func (r *segmentRecord) identity() (id identity, err error) {
@@ -84,25 +106,26 @@ func (r *registry) pairing(pair topicPair) *pairing {
 
 // registry is the segments topic on the mirror, read to its end whenever asked.
 type registry struct {
-	client *kgo.Client // on the mirror
-	topic  string
 	source string // source cluster ID
 	writer string
-	rf     int16
 	log    *zap.Logger
 
 	mu       sync.Mutex // held for a whole read or write: they are rare and batched
+	segments journal
+	runs     journal // see positions.go
 	known    map[identity]*numbering
-	latest   map[identity]int32 // identity of generation 0 -> highest generation seen
+	latest   map[identity]int32   // identity of generation 0 -> highest generation seen
+	fencers  map[identity][]int64 // identity of generation 0 -> the producer IDs of its fences
 	pairs    map[topicPair]*pairing
-	position int64 // offset up to which the topic was read
-	made     bool
+	position int64 // offset up to which the segments topic was read
 }
 
 func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log *zap.Logger) *registry {
 	return &registry{
-		client: client, topic: "__kmirror." + name + ".segments", source: source, writer: writer, rf: rf, log: log,
-		known: map[identity]*numbering{}, latest: map[identity]int32{}, pairs: map[topicPair]*pairing{},
+		source: source, writer: writer, log: log,
+		segments: journal{client: client, topic: "__kmirror." + name + ".segments", rf: rf},
+		runs:     journal{client: client, topic: "__kmirror." + name + ".positions", rf: rf},
+		known:    map[identity]*numbering{}, latest: map[identity]int32{}, fencers: map[identity][]int64{}, pairs: map[topicPair]*pairing{},
 	}
 }
 
@@ -110,10 +133,15 @@ func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log 
 func (r *registry) refresh(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.make(ctx); err != nil {
+	if err := r.segments.make(ctx); err != nil {
 		return err
 	}
 	return r.readToEnd(ctx)
+}
+
+func (r *registry) readToEnd(ctx context.Context) (err error) {
+	r.position, err = r.segments.read(ctx, r.position, r.apply)
+	return err
 }
 
 // lookUp returns a copy of the numbering of the stream's latest generation; false if it was never born. id's generation is ignored.
@@ -125,9 +153,10 @@ func (r *registry) lookUp(id identity) (numbering, bool) {
 	if !ok {
 		return numbering{}, false
 	}
+	fencers := slices.Clone(r.fencers[id])
 	id.generation = generation
 	n := *r.known[id]
-	n.segments = append([]segment(nil), n.segments...)
+	n.segments, n.fencers = slices.Clone(n.segments), fencers
 	return n, true
 }
 
@@ -187,108 +216,27 @@ func (r *registry) keepSettings(ctx context.Context, records []settingsRecord) e
 func (r *registry) write(ctx context.Context, n int, record func(i int) any) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.make(ctx); err != nil {
+	if err := r.segments.make(ctx); err != nil {
 		return err
 	}
-	records := make([]*kgo.Record, n)
-	for i := range records {
+	values := make([][]byte, n)
+	for i := range values {
 		value, err := json.Marshal(record(i))
 		if err != nil {
 			return err
 		}
-		records[i] = &kgo.Record{Topic: r.topic, Value: value}
+		values[i] = value
 	}
-	if err := r.client.ProduceSync(ctx, records...).FirstErr(); err != nil {
-		return fmt.Errorf("topic %s: %w", r.topic, err)
+	if err := r.segments.append(ctx, values); err != nil {
+		return err
 	}
 	return r.readToEnd(ctx)
-}
-
-// make creates the topic once a process.
-func (r *registry) make(ctx context.Context) error {
-	if r.made {
-		return nil
-	}
-	req := kmsg.NewPtrCreateTopicsRequest()
-	req.TimeoutMillis = 10_000
-	topic := kmsg.NewCreateTopicsRequestTopic()
-	topic.Topic, topic.NumPartitions, topic.ReplicationFactor = r.topic, 1, r.rf
-	for _, kv := range [][2]string{{"cleanup.policy", "delete"}, {"retention.ms", "-1"}, {"retention.bytes", "-1"}} {
-		c := kmsg.NewCreateTopicsRequestTopicConfig()
-		c.Name, c.Value = kv[0], kmsg.StringPtr(kv[1])
-		topic.Configs = append(topic.Configs, c)
-	}
-	req.Topics = append(req.Topics, topic)
-	resp, err := req.RequestWith(ctx, r.client)
-	if err != nil {
-		return fmt.Errorf("create topic %s: %w", r.topic, err)
-	}
-	for _, t := range resp.Topics {
-		if err := kerr.ErrorForCode(t.ErrorCode); err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
-			return fmt.Errorf("create topic %s: %w", r.topic, err)
-		}
-	}
-	r.made = true
-	return nil
-}
-
-func (r *registry) readToEnd(ctx context.Context) error {
-	end, err := r.end(ctx)
-	if err != nil {
-		return fmt.Errorf("topic %s: %w", r.topic, err)
-	}
-	if r.position >= end {
-		return nil
-	}
-	r.client.AddConsumePartitions(map[string]map[int32]kgo.Offset{r.topic: {0: kgo.NewOffset().At(r.position)}})
-	defer r.client.RemoveConsumePartitions(map[string][]int32{r.topic: {0}})
-	for r.position < end {
-		fetches := r.client.PollFetches(ctx)
-		if err := fetches.Err(); err != nil {
-			return fmt.Errorf("topic %s: %w", r.topic, err)
-		}
-		fetches.EachRecord(func(rec *kgo.Record) {
-			if rec.Offset >= r.position {
-				r.position = rec.Offset + 1
-				r.apply(rec)
-			}
-		})
-	}
-	return nil
-}
-
-// end returns the topic's high watermark. A topic just created may have no leader yet: ask again.
-func (r *registry) end(ctx context.Context) (int64, error) {
-	for {
-		req := kmsg.NewPtrListOffsetsRequest()
-		topic := kmsg.NewListOffsetsRequestTopic()
-		topic.Topic = r.topic
-		part := kmsg.NewListOffsetsRequestTopicPartition()
-		part.Timestamp = -1
-		topic.Partitions = append(topic.Partitions, part)
-		req.Topics = append(req.Topics, topic)
-		resp, err := req.RequestWith(ctx, r.client)
-		if err == nil && len(resp.Topics) == 1 && len(resp.Topics[0].Partitions) == 1 {
-			p := resp.Topics[0].Partitions[0]
-			if err = kerr.ErrorForCode(p.ErrorCode); err == nil {
-				return p.Offset, nil
-			}
-		}
-		if err != nil && !kerr.IsRetriable(err) {
-			return 0, err
-		}
-		select {
-		case <-ctx.Done():
-			return 0, errors.Join(err, context.Cause(ctx))
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }
 
 // apply takes one record. What isn't kmirror's was written by somebody who had no business here; it decides nothing.
 func (r *registry) apply(rec *kgo.Record) {
 	if err := r.applyValue(rec.Value); err != nil {
-		r.log.Warn("record that isn't kmirror's in its segments topic; ignored", zap.String("topic", r.topic), zap.Int64("offset", rec.Offset), zap.Error(err))
+		r.log.Warn("record that isn't kmirror's in its segments topic; ignored", zap.String("topic", rec.Topic), zap.Int64("offset", rec.Offset), zap.Error(err))
 	}
 }
 
@@ -306,7 +254,7 @@ func (r *registry) applyValue(value []byte) error {
 	}
 	id, err := s.identity()
 	if err == nil {
-		r.insert(id, segment{s.Source, s.Position}, s.Birth)
+		r.insert(id, &s)
 		if s.Birth && s.SourceCluster == r.source {
 			if p := r.pairing(topicPair{id.topicID, id.mirrorTopicID}); !p.born {
 				p.born, p.partitions = true, s.Partitions
@@ -328,20 +276,45 @@ func (r *registry) insertSettings(kept *settingsRecord) error {
 	return err
 }
 
-// insert keeps a segment unless an earlier record decided it.
-func (r *registry) insert(id identity, s segment, birth bool) {
-	n := r.known[id]
-	switch {
-	case n == nil && !birth:
-		return // its birth was never written: nothing was appended by it
-	case n == nil:
-		n = &numbering{generation: id.generation, producerID: id.producerID()}
-		r.known[id] = n
-	case birth || s.source <= n.segments[len(n.segments)-1].source:
-		return
-	}
-	n.segments = append(n.segments, s)
+// insert keeps a birth, a segment or a fence, unless an earlier record decided it: all instances judge the records in the topic's order, so of
+// two owners who go different ways at once the one whose record stands first wins.
+func (r *registry) insert(id identity, rec *segmentRecord) {
 	first := id
 	first.generation = 0
-	r.latest[first] = max(r.latest[first], id.generation)
+	latest := id
+	generation, any := r.latest[first]
+	latest.generation = generation
+	n := r.known[id]
+	switch {
+	case rec.Birth && n == nil:
+		// A fenced generation is ended by the owner of its newest fence alone.
+		if any && !endsGeneration(r.known[latest].fence, rec.Fence) {
+			return
+		}
+		n = &numbering{generation: id.generation, producerID: id.producerID()}
+		r.known[id] = n
+		r.latest[first] = max(generation, id.generation)
+	case n == nil, rec.Birth: // its birth was never written: nothing was appended by it; or the second birth
+		return
+	case rec.Fence != nil:
+		if id != latest || n.fence != nil && n.fence.producerID == rec.Fence.ProducerID && n.fence.epoch >= rec.Fence.Epoch {
+			return
+		}
+		n.fence = rec.Fence.fence(rec.Source)
+		if !slices.Contains(r.fencers[first], n.fence.producerID) {
+			r.fencers[first] = append(r.fencers[first], n.fence.producerID)
+		}
+		return
+	case n.fence != nil, rec.Source <= n.segments[len(n.segments)-1].source:
+		return
+	}
+	n.segments = append(n.segments, segment{rec.Source, rec.Position})
+}
+
+// endsGeneration reports whether a birth of the next generation counts: there is no fence, or it was written under that one.
+func endsGeneration(inForce *fence, under *fenceRecord) bool {
+	if inForce == nil || under == nil {
+		return inForce == nil && under == nil
+	}
+	return inForce.producerID == under.ProducerID && inForce.epoch == under.Epoch
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -17,8 +18,13 @@ type standing struct {
 	logStart, logEnd int64
 	known            bool  // the broker has producer state of ours
 	found            bool  // known, or a batch of ours was found in the log
-	position         int64 // behind our last batch, if found
+	position         int64 // behind our last batch, if found; nothing of a fenced session's
 	timestamp        int64 // max timestamp of our last batch in ms, if found
+
+	// Of a scan: our last batch, where it ends, and whether a batch that isn't ours lies where the checkpoint says that ours was.
+	last    landmark
+	lastEnd int64 // on the mirror
+	foreign bool
 }
 
 // resolver asks one mirror broker, on one connection, where streams stand (rules R1, R2). It holds no state of its own.
@@ -33,11 +39,22 @@ type question struct {
 	partition  int32
 	epoch      int32
 	producerID int64
+	// Of a fenced stream: the fence whose marker must be there, and all producer IDs that it ever had, dense ones too.
+	fence *fence
+	ours  []int64
+	// stored are the mirror offsets of our last batch by the checkpoint, [0, 0): not known.
+	stored [2]int64
+}
+
+// isOurs reports whether a batch is of the stream.
+func (q *question) isOurs(b protocol.Batch) bool {
+	return !b.Control() && (b.ProducerID() == q.producerID || slices.Contains(q.ours, b.ProducerID()))
 }
 
 type answer struct {
 	standing
 	committed bool // the high watermark has reached logEnd
+	fenced    bool // the marker of the question's fence is there
 	err       error
 }
 
@@ -56,6 +73,25 @@ func (r *resolver) ask(ctx context.Context, questions []question) ([]answer, err
 		return nil, err
 	}
 	return answers, r.awaitHighWatermark(ctx, questions, answers)
+}
+
+// askFenced asks until the markers of all fences are in their partitions (F7); where one doesn't come in time, the stream is put off.
+func (r *resolver) askFenced(ctx context.Context, questions []question) (answers []answer, err error) {
+	wait := newBackoff(5*time.Millisecond, 200*time.Millisecond)
+	for deadline := time.Now().Add(markerTimeout); ; sleep(ctx, wait.next()) {
+		if answers, err = r.ask(ctx, questions); err != nil {
+			return nil, err
+		}
+		late := false
+		for i := range answers {
+			if questions[i].fence != nil && answers[i].err == nil && !answers[i].fenced {
+				late, answers[i].err = true, errNoMarker
+			}
+		}
+		if !late || time.Now().After(deadline) || ctx.Err() != nil {
+			return answers, nil
+		}
+	}
 }
 
 // awaitHighWatermark waits a moment until the log ends that were seen are committed (R2); where they aren't, the stream is put off.
@@ -95,6 +131,11 @@ func (r *resolver) describe(ctx context.Context, questions []question, answers [
 	}
 	kresp, buf, err := r.conn.request(ctx, req, 0)
 	if errors.Is(err, kerr.UnsupportedVersion) {
+		for i, q := range questions {
+			if q.fence != nil {
+				answers[i].err = errNoFence
+			}
+		}
 		return nil // before Kafka 2.8: unknown, so the log is scanned
 	}
 	if err != nil {
@@ -112,6 +153,10 @@ func (r *resolver) describe(ctx context.Context, questions []question, answers [
 				continue
 			}
 			for _, active := range p.ActiveProducers {
+				if f := questions[i].fence; f != nil {
+					answers[i].fenced = answers[i].fenced || active.ProducerID == f.producerID && active.ProducerEpoch >= int32(f.epoch)
+					continue
+				}
 				if active.ProducerID == questions[i].producerID && active.LastSequence >= 0 {
 					answers[i].known, answers[i].found = true, true
 					answers[i].position = positionOf(active.ProducerEpoch, active.LastSequence) + 1
@@ -185,10 +230,13 @@ func (r *resolver) scan(ctx context.Context, q question, from int64, st *standin
 			if b.BaseOffset() >= st.logEnd {
 				return // a Fetch brings more than was asked for
 			}
-			if b.ProducerID() == q.producerID && !b.Control() {
-				st.found = true
-				st.position = positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + int64(b.RecordCount())
+			if q.isOurs(b) {
+				st.found, st.lastEnd = true, b.EndOffset()
+				st.last = landmark{b.ProducerID(), b.ProducerEpoch(), int64(b.BaseSequence()) + offsetsOf(b)}
+				st.position = positionOf(int32(b.ProducerEpoch()), b.BaseSequence()) + offsetsOf(b)
 				st.timestamp = b.MaxTimestamp()
+			} else if b.BaseOffset() < q.stored[1] && b.EndOffset() > q.stored[0] {
+				st.foreign = true
 			}
 		})
 		if err != nil {
@@ -201,6 +249,9 @@ func (r *resolver) scan(ctx context.Context, q question, from int64, st *standin
 	}
 	return nil
 }
+
+// offsetsOf is how many records a batch of ours had when it was appended; the mirror's own compaction may have taken some since.
+func offsetsOf(b protocol.Batch) int64 { return int64(b.LastOffsetDelta()) + 1 }
 
 // batchAt returns the base offset, CRC, producer ID and end position of the batch that holds offset, through visit; not called if nothing is
 // there.

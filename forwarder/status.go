@@ -151,7 +151,7 @@ func (l *loop) checkGap(s *stream, from, to int64) {
 // the batch before it; else a rival sent other bytes, or the log lost its tail and took the batch over the hole.
 func (l *loop) checkStored(s *stream, e *entry, baseOffset int64) {
 	c, q, crc, base := l.connOf(s), l.questionOf(s), e.batch.CRC(), e.base
-	position, birth, from := s.position(e.base), s.birth(), max(s.stored.mirrorOffset, 0)
+	from, behind := max(s.stored.mirrorOffset, 0), s.rightBehind(e)
 	if c == nil {
 		return
 	}
@@ -160,13 +160,13 @@ func (l *loop) checkStored(s *stream, e *entry, baseOffset int64) {
 		r := &resolver{conn: c}
 		differs := false
 		err := r.batchAt(ctx, q, baseOffset, func(b protocol.Batch) {
-			differs = b.ProducerID() == q.producerID && b.CRC() != crc
+			differs = q.isOurs(b) && b.CRC() != crc
 		})
 		below := standing{logEnd: baseOffset}
 		if err == nil && from < baseOffset {
 			err = r.scan(ctx, q, from, &below)
 		}
-		hole := below.found && below.position < position || !below.found && base > birth
+		hole := !behind(&below)
 		switch {
 		case err != nil: // what can't be read is gone, or the connection with it
 		case differs:
@@ -179,6 +179,23 @@ func (l *loop) checkStored(s *stream, e *entry, baseOffset int64) {
 	})
 }
 
+// rightBehind returns what tells whether the log's end below a batch is where the batch belongs.
+func (s *stream) rightBehind(e *entry) func(below *standing) bool {
+	base, birth, position := e.base, s.birth(), int64(0)
+	if s.fence != nil {
+		first := landmark{s.fence.producerID, s.fence.epoch, int64(e.batch.BaseSequence())}
+		return func(below *standing) bool { return first.end == 0 || below.found && below.last == first }
+	}
+	position = s.position(base)
+	producerID := s.producerID
+	return func(below *standing) bool {
+		if below.found && below.last.producerID == producerID {
+			return below.position >= position
+		}
+		return base <= birth
+	}
+}
+
 func (l *loop) failStored(s *stream, sourceOffset, mirrorOffset int64, what string) {
 	if s.removed {
 		return
@@ -188,7 +205,7 @@ func (l *loop) failStored(s *stream, sourceOffset, mirrorOffset int64, what stri
 }
 
 func (l *loop) questionOf(s *stream) question {
-	return question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch, producerID: s.producerID}
+	return question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch, producerID: s.producerID, ours: s.fencers}
 }
 
 // connOf returns a connection to the stream's mirror leader, nil if there is none now.

@@ -61,6 +61,11 @@ type stream struct {
 	foreignFrom time.Time
 	askGen      generationAsk
 
+	wantFence   bool      // the next recovery is to fence the stream: its log has holes (rule N4)
+	wantDense   bool      // the next recovery is to open a dense generation: the holes are passed
+	covering    bool      // source offsets of what waits are being made durable
+	sessionFrom time.Time // when the session began
+
 	segmenting  bool // segments are being written
 	fetching    bool
 	fetchAfter  time.Time
@@ -159,7 +164,7 @@ func (l *loop) endSession(s *stream, err error) {
 	s.accepting.Store(false)
 	s.flight = nil
 	s.release(l.drop)
-	s.linked, s.fetching = false, false
+	s.linked, s.fetching, s.covering, s.draining = false, false, false, false
 	l.metrics.sessionEnds.Inc()
 	l.retryLater(s, s.wait.next(), err)
 }
@@ -227,14 +232,17 @@ func (l *loop) acknowledged(s *stream, e *entry, baseOffset int64) {
 	s.uncommitted = true
 	s.wait.reset()
 	s.blockedOn = ""
-	l.metrics.mirroredRecords.Add(float64(span.end - span.base))
+	l.metrics.mirroredRecords.Add(float64(span.records))
 	l.metrics.mirroredBatches.Inc()
 	l.metrics.mirroredBytes.Add(float64(e.sizeBytes()))
-	if s.onDrained != nil && s.unanswered == 0 {
+	switch {
+	case s.onDrained != nil && s.unanswered == 0:
 		l.drained(s)
-		return
+	case s.draining && len(s.flight) == 0:
+		l.again(s, errRefence)
+	default:
+		l.makeReady(s)
 	}
-	l.makeReady(s)
 }
 
 var (

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 )
@@ -14,33 +15,63 @@ type Codec interface {
 
 // Recode builds a new batch of b's records with offsets in [from, to), which must hold at least one, with the same codec and attributes, as
 // a producer would send it: base offset 0, record count and deltas anew, CRC anew. A batch with append time gets that time as each
-// record's own, so that a mirror with create time shows the same (the attribute is gone afterwards). b isn't changed.
+// record's own, so that a mirror with create time shows the same (the attribute is gone afterwards). b isn't changed; a wrong CRC is an error,
+// since the new batch gets its own.
 func Recode(b Batch, from, to int64, codec Codec) (Batch, error) {
-	return recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec)
+	return recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec, nil)
 }
 
-// Merge builds one batch of the records of several, in order, which must have the same codec. It appends to dst, which may be nil, and
-// checks the CRC of each, since the new batch gets its own.
+// Run is a run of records whose source offsets follow each other.
+type Run struct {
+	Source int64 // offset of the first
+	Count  int64
+}
+
+// AppendRun adds count records from offset source on to runs, which it may lengthen.
+func AppendRun(runs []Run, source, count int64) []Run {
+	if n := len(runs); n > 0 && runs[n-1].Source+runs[n-1].Count == source {
+		runs[n-1].Count += count
+		return runs
+	}
+	return append(runs, Run{source, count})
+}
+
+// ErrNoRecords says that a batch has no record in the range.
+var ErrNoRecords = errors.New("no record in the range")
+
+// RecodeRuns is Recode for a batch that compaction left with holes; it also tells the offsets that the records had. Where no record is left in
+// the range it says ErrNoRecords.
+func RecodeRuns(b Batch, from, to int64, codec Codec) (Batch, []Run, error) {
+	runs := []Run{}
+	out, err := recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec, &runs)
+	for i := range runs {
+		runs[i].Source += b.BaseOffset()
+	}
+	return out, runs, err
+}
+
+// Merge builds one batch of the records of several, in order, which must have the same codec. It appends to dst, which may be nil.
 func Merge(dst []byte, batches []Batch, codec Codec) (Batch, error) {
 	for _, b := range batches {
 		if b.Codec() != batches[0].Codec() {
 			return nil, fmt.Errorf("codecs %d and %d: can't be one batch", batches[0].Codec(), b.Codec())
 		}
-		if !b.VerifyCRC() {
-			return nil, fmt.Errorf("batch at offset %d: CRC is wrong: %w", b.BaseOffset(), ErrCorrupt)
-		}
 	}
-	return recode(dst, batches, 0, math.MaxInt64, codec)
+	return recode(dst, batches, 0, math.MaxInt64, codec, nil)
 }
 
-func recode(dst []byte, batches []Batch, from, to int64, codec Codec) (Batch, error) {
+// recode builds the batch; runs, unless nil, get the offset deltas of the records that it keeps.
+func recode(dst []byte, batches []Batch, from, to int64, codec Codec, runs *[]Run) (Batch, error) {
 	first := batches[0]
 	dst = append(dst[:0], first[:BatchHeaderSize]...)
-	r := recoder{}
+	r := recoder{runs: runs}
 	if first.Codec() == 0 {
 		r.out = dst
 	}
 	for _, b := range batches {
+		if !b.VerifyCRC() {
+			return nil, fmt.Errorf("batch at offset %d: CRC is wrong: %w", b.BaseOffset(), ErrCorrupt)
+		}
 		records, err := codec.Decompress(b.Codec(), b.Records())
 		if err != nil {
 			return nil, fmt.Errorf("records: %w", err)
@@ -50,7 +81,7 @@ func recode(dst []byte, batches []Batch, from, to int64, codec Codec) (Batch, er
 		}
 	}
 	if r.count == 0 {
-		return nil, fmt.Errorf("no record in the range: %w", ErrCorrupt)
+		return nil, ErrNoRecords
 	}
 	out := Batch(r.out)
 	if first.Codec() != 0 {
@@ -78,6 +109,7 @@ type recoder struct {
 	baseTimestamp int64
 	maxTimestamp  int64
 	out           []byte
+	runs          *[]Run // nil: not wanted
 }
 
 // add copies the records of one batch whose offset deltas are in [from, to).
@@ -100,6 +132,9 @@ func (r *recoder) add(source Batch, records []byte, from, to int64) error {
 		}
 		if offsetDelta < from || offsetDelta >= to {
 			continue
+		}
+		if r.runs != nil {
+			*r.runs = AppendRun(*r.runs, offsetDelta, 1)
 		}
 		timestamp := source.BaseTimestamp() + timestampDelta
 		if appendTime {

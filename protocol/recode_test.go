@@ -2,8 +2,10 @@ package protocol
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand"
+	"reflect"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -165,5 +167,53 @@ func BenchmarkMerge(b *testing.B) {
 		if _, err := Merge(dst, batches, plainCodec{}); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+func TestRecodeRunsTellsWhereRecordsWere(t *testing.T) {
+	// Of ten offsets from 100 on compaction left 0, 1, 4 and 8.
+	var records []byte
+	for _, delta := range []int32{0, 1, 4, 8} {
+		value := fmt.Append(nil, 100+delta)
+		r := kmsg.Record{OffsetDelta: delta, Value: value, Headers: []kmsg.Header{{Key: "offset", Value: value}}}
+		body := r.AppendTo(nil)[1:]
+		records = append(binary.AppendVarint(records, int64(len(body))), body...)
+	}
+	b := append(numberedBatch(100, 1)[:BatchHeaderSize:BatchHeaderSize], records...)
+	binary.BigEndian.PutUint32(b[atLastOffsetDelta:], 9)
+	binary.BigEndian.PutUint32(b[atRecordCount:], 4)
+	putLength(b)
+	reseal(b)
+	for _, c := range []struct {
+		from, to int64
+		runs     []Run
+	}{
+		{100, 110, []Run{{100, 2}, {104, 1}, {108, 1}}},
+		{101, 105, []Run{{101, 1}, {104, 1}}},
+		{105, 108, nil},
+	} {
+		got, runs, err := RecodeRuns(b, c.from, c.to, plainCodec{})
+		if c.runs == nil {
+			if !errors.Is(err, ErrNoRecords) {
+				t.Errorf("records of [%d, %d): %v, want none", c.from, c.to, err)
+			}
+			continue
+		}
+		if err != nil || !reflect.DeepEqual(runs, c.runs) || !got.Dense() || !got.VerifyCRC() {
+			t.Fatalf("RecodeRuns of [%d, %d) = runs %v, %v; want %v", c.from, c.to, runs, err, c.runs)
+		}
+		var want []string
+		for _, run := range c.runs {
+			for i := range run.Count {
+				want = append(want, fmt.Sprintf("%d@1000", run.Source+i))
+			}
+		}
+		if records := readRecords(t, got); !reflect.DeepEqual(records, want) {
+			t.Errorf("records of [%d, %d) = %v, want %v", c.from, c.to, records, want)
+		}
+	}
+	b[len(b)-1] ^= 1
+	if _, _, err := RecodeRuns(b, 100, 110, plainCodec{}); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a damaged batch: %v, want corrupt", err)
 	}
 }

@@ -1,0 +1,185 @@
+package forwarder_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"kmirror/forwarder"
+	"kmirror/internal/scripted"
+)
+
+const (
+	initProducerIDKey = 22
+	endTxnKey         = 26
+)
+
+// compacted fills the source with what a cleaner leaves: dense, a hole between batches, holes inside one, an emptied batch, dense again.
+func (r *rig) compacted() {
+	r.write(0, "a", "b")
+	r.source.Append("orders", 0, scripted.Batch{BaseOffset: 5, Values: []string{"f"}})
+	r.source.Append("orders", 0, scripted.Batch{BaseOffset: 6, Records: []scripted.Record{
+		{Value: []byte("g")}, {Value: []byte("i"), OffsetDelta: 2}, {Value: []byte("l"), OffsetDelta: 5},
+	}, LastOffsetDelta: 7})
+	r.source.Append("orders", 0, scripted.Batch{BaseOffset: 20, ProducerID: 7, LastOffsetDelta: 1})
+	r.write(0, "w", "x")
+}
+
+// all lists the values of all records on the mirror.
+func (r *rig) all() string {
+	var values []string
+	for _, rec := range r.mirror.Records("orders", 0) {
+		if !rec.Control {
+			values = append(values, string(rec.Value))
+		}
+	}
+	return strings.Join(values, " ")
+}
+
+// wantAll waits until nothing is left to mirror and compares.
+func (r *rig) wantAll(f *forwarder.Forwarder, want string) {
+	r.t.Helper()
+	waitCaughtUp(r.t, f)
+	if got := r.all(); got != want {
+		r.t.Fatalf("the mirror holds %q, want %q", got, want)
+	}
+}
+
+// N4: holes of a compacted log end the dense numbering; behind them it begins anew, and a restart at any place goes on where the log stands.
+func TestN4HolesAreMirroredInAFencedSession(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.compacted()
+	f, stop := r.start(nil)
+	r.wantAll(f, "a b f g i l w x")
+	r.await(f, forwarder.StateLive)
+	r.write(0, "y")
+	r.wantAll(f, "a b f g i l w x y")
+	stop()
+	r.source.Append("orders", 0, scripted.Batch{BaseOffset: 40, Values: []string{"z"}})
+	f, _ = r.start(nil)
+	r.wantAll(f, "a b f g i l w x y z")
+	fenced := 0
+	for _, b := range r.mirror.Log("orders", 0) {
+		if !b.Control() && b.ProducerID() < forwarder.ProducerIDBit {
+			fenced++
+		}
+	}
+	if fenced == 0 {
+		t.Error("no batch on the mirror is of a fenced session")
+	}
+}
+
+// N6: without the fence's marker (fence.go: emptyTransaction) the late append of the session before would follow the newer ones.
+func TestN6LateAppendsOfTheSessionBeforeAreRefused(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.compacted()
+	late := make(chan struct{})
+	var once sync.Once
+	isFenced := func(req *scripted.Request) bool {
+		return r.appends(req) && r.batchOf(req, "orders").ProducerID() < forwarder.ProducerIDBit
+	}
+	broken := r.mirror.InterceptNext(1, produceKey, isFenced, func(*scripted.Request) scripted.Action { return scripted.ApplyLate(late) })
+	f, _ := r.start(nil)
+	<-broken
+	r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if isFenced(req) {
+			once.Do(func() { close(late) }) // both are on their way now
+			<-time.After(moment)
+		}
+		return scripted.Pass()
+	})
+	r.wantAll(f, "a b f g i l w x")
+}
+
+// N6: EndTxn's answer comes before the marker (F7). Without waiting for it (resolve.go: askFenced) the position is read while the session before can
+// still append.
+func TestN6TheMarkerIsWaitedFor(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.compacted()
+	late := make(chan struct{})
+	isFenced := func(req *scripted.Request) bool {
+		return r.appends(req) && r.batchOf(req, "orders").ProducerID() < forwarder.ProducerIDBit
+	}
+	broken := r.mirror.InterceptNext(1, produceKey, isFenced, func(*scripted.Request) scripted.Action { return scripted.ApplyLate(late) })
+	f, _ := r.start(nil)
+	<-broken
+	r.mirror.HoldMarkers()
+	ended := r.mirror.InterceptNext(1, endTxnKey, nil, func(*scripted.Request) scripted.Action { return scripted.Pass() })
+	<-ended
+	asked := 0
+	seen := make(chan struct{})
+	remove := r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if req.Key == describeProducersKey {
+			if asked++; asked == 3 {
+				close(seen)
+			}
+		}
+		return scripted.Pass()
+	})
+	<-seen // it asks again and again
+	remove()
+	before := r.mirror.Offsets("orders", 0).LogEnd
+	close(late) // the old session's append lands before the marker
+	r.mirror.Await(t, "the late append", func() bool { return r.mirror.Offsets("orders", 0).LogEnd > before })
+	r.mirror.ReleaseMarkers()
+	r.wantAll(f, "a b f g i l w x")
+}
+
+// N6: the source offsets of a batch are durable before it; without them (partition.go: maySend's uncovered) nobody could tell where a batch with holes
+// ends, and a restart doubles or skips.
+func TestN6RestartsInsideHolesGoOnWhereTheLogStands(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	for i := range 30 {
+		base := int64(i * 10)
+		r.source.Append("orders", 0, scripted.Batch{BaseOffset: base, Records: []scripted.Record{
+			{Value: fmt.Append(nil, base)}, {Value: fmt.Append(nil, base+int64(i%7)+1), OffsetDelta: int32(i%7) + 1},
+		}, LastOffsetDelta: 9})
+	}
+	var want []string
+	for i := range 30 {
+		want = append(want, fmt.Sprint(i*10), fmt.Sprint(i*10+i%7+1))
+	}
+	// Each session ends after one append, answered or not.
+	for i := range 8 {
+		kill := scripted.ApplyThenDrop()
+		if i%2 == 1 {
+			kill = scripted.Fail(kerr.NotEnoughReplicas)
+		}
+		done := r.mirror.InterceptNext(1, produceKey, r.appends, func(*scripted.Request) scripted.Action { return kill })
+		_, stop := r.start(func(o *forwarder.Options) { o.MergeBytes = 150 })
+		<-done
+		stop()
+	}
+	f, _ := r.start(nil)
+	r.wantAll(f, strings.Join(want, " "))
+}
+
+// N6, F8: a mirror that forgot the transactional ID gives another producer ID, which fences nobody: what the last owner sent is waited out.
+func TestN6ANewProducerIDWaitsOutTheOld(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.compacted()
+	late := make(chan struct{})
+	isFenced := func(req *scripted.Request) bool {
+		return r.appends(req) && r.batchOf(req, "orders").ProducerID() < forwarder.ProducerIDBit
+	}
+	broken := r.mirror.InterceptNext(1, produceKey, isFenced, func(*scripted.Request) scripted.Action { return scripted.ApplyLate(late) })
+	r.mirror.InterceptNext(1, initProducerIDKey, func(*scripted.Request) bool { return len(broken) > 0 }, func(*scripted.Request) scripted.Action {
+		r.mirror.ForgetTransactionalIDs()
+		return scripted.Pass()
+	})
+	var asked int
+	r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if len(broken) > 0 && req.Key == describeProducersKey {
+			if asked++; asked == 3 {
+				close(late)
+			}
+		}
+		return scripted.Pass()
+	})
+	f, _ := r.start(nil)
+	r.wantAll(f, "a b f g i l w x")
+}

@@ -1,0 +1,50 @@
+package compaction
+
+import (
+	"testing"
+	"time"
+
+	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
+)
+
+// TestCleanedBeforeItIsRead: a log full of holes, between batches and in them, arrives record by record; then the copy goes on as it arrives, and holes that
+// the cleaner makes while kmirror is down are passed too.
+func TestCleanedBeforeItIsRead(t *testing.T) {
+	source, mirror := clusters(t)
+	topic := testbed.TopicName(t)
+	compactedTopic(t, source, topic, time.Hour)
+	kafkatest.CreateTopic(t, mirror, topic, 1, 1) // keeps everything: what is doubled shows
+	h := newHistory(t, source.Seeds(), topic)
+	for range 5 {
+		h.write(400)
+		time.Sleep(150 * time.Millisecond) // segment.ms: the next write rolls
+	}
+	h.write(5)
+	waitCleaned(t, source, topic, 800)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	in.WaitCaughtUp(patience)
+	check(t, source, mirror, topic)
+	testbed.WaitLive(t, in, topic, 1)
+
+	through := newHistory(t, in.Seeds(), topic)
+	through.n = h.n
+	through.write(100)
+	in.WaitCaughtUp(patience)
+	check(t, source, mirror, topic)
+	in.Stop()
+	h.n = through.n
+	before := h.n
+	for range 3 {
+		h.write(300)
+		time.Sleep(150 * time.Millisecond)
+	}
+	h.write(5)
+	waitCleaned(t, source, topic, 700)
+	in.Start()
+	in.WaitCaughtUp(patience)
+	check(t, source, mirror, topic)
+	if got := kafkatest.ReadAll(t, mirror, topic, 0); len(got) >= h.n || number(t, got[len(got)-1]) != h.n-1 {
+		t.Errorf("the mirror holds %d records of %d, the last %d: the cleaner had nothing to do since %d", len(got), h.n, number(t, got[len(got)-1]), before)
+	}
+}

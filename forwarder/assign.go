@@ -127,7 +127,7 @@ func (l *loop) letStreamGo(s *stream, hand bool) {
 		delete(l.leaving, s)
 		if hand && s.haveStored {
 			c := s.checkpoint(l.self)
-			c.released = !s.doubt
+			c.released = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
 			l.releases = append(l.releases, commit{s.topicPartition, s.topicID, c})
 			l.commit()
 		}

@@ -103,6 +103,20 @@ func (n *numbering) offset(position int64) int64 {
 	return s.source + position - s.position
 }
 
+// runs returns the source offsets of count positions from position on.
+func (n *numbering) runs(position, count int64) (runs []protocol.Run) {
+	for end := position + count; position < end; {
+		i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].position > position })
+		stop := end
+		if i < len(n.segments) {
+			stop = min(end, n.segments[i].position)
+		}
+		runs = protocol.AppendRun(runs, n.offset(position), stop-position)
+		position = stop
+	}
+	return runs
+}
+
 // hasSegment reports whether a segment begins at a source offset.
 func (n *numbering) hasSegment(source int64) bool {
 	i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].source >= source })

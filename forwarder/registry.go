@@ -160,6 +160,21 @@ func (r *registry) lookUp(id identity) (numbering, bool) {
 	return n, true
 }
 
+// generations returns copies of all generations of a stream. id's generation is ignored.
+func (r *registry) generations(id identity) (all []numbering) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for other, n := range r.known {
+		id.generation = other.generation
+		if other == id {
+			generation := *n
+			generation.segments = slices.Clone(n.segments)
+			all = append(all, generation)
+		}
+	}
+	return all
+}
+
 // settings returns what kmirror last set on a mirror topic; false if it never set anything there.
 func (r *registry) settings(source, mirror protocol.TopicID) (map[string]*string, bool) {
 	r.mu.Lock()

@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,8 @@ type standing struct {
 // resolver asks one mirror broker, on one connection, where streams stand (rules R1, R2). It holds no state of its own.
 type resolver struct {
 	conn *conn
+	// fetchBytes is how much one read of the log brings, 0: scanBytes.
+	fetchBytes int32
 }
 
 // question names a mirror partition and the leader epoch that the answer must be of.
@@ -269,10 +272,11 @@ const scanBytes = 4 << 20
 
 // fetch reads once from offset on and visits each whole batch.
 func (r *resolver) fetch(ctx context.Context, q question, offset int64, visit func(protocol.Batch)) error {
+	limit := cmp.Or(r.fetchBytes, scanBytes)
 	req := kmsg.NewPtrFetchRequest()
-	req.ReplicaID, req.MaxWaitMillis, req.MinBytes, req.MaxBytes, req.SessionEpoch = -1, int32((100 * time.Millisecond).Milliseconds()), 1, scanBytes, -1
+	req.ReplicaID, req.MaxWaitMillis, req.MinBytes, req.MaxBytes, req.SessionEpoch = -1, int32((100 * time.Millisecond).Milliseconds()), 1, limit, -1
 	p := kmsg.NewFetchRequestTopicPartition()
-	p.Partition, p.FetchOffset, p.CurrentLeaderEpoch, p.PartitionMaxBytes = q.partition, offset, q.epoch, scanBytes
+	p.Partition, p.FetchOffset, p.CurrentLeaderEpoch, p.PartitionMaxBytes = q.partition, offset, q.epoch, limit
 	t := kmsg.NewFetchRequestTopic()
 	t.Topic, t.TopicID, t.Partitions = q.topic, q.topicID, []kmsg.FetchRequestTopicPartition{p}
 	req.Topics = append(req.Topics, t)

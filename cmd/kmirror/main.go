@@ -59,6 +59,6 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newProxyCommand(), newStatusCommand(), newVerifyCommand(), newConfigCommand(), newDemoCommand(), newVersionCommand())
+	root.AddCommand(newProxyCommand(), newStatusCommand(), newVerifyCommand(), newOffsetsCommand(), newConfigCommand(), newDemoCommand(), newVersionCommand())
 	return root
 }

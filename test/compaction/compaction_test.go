@@ -11,6 +11,7 @@ import (
 // TestCleanedBeforeItIsRead: a log full of holes, between batches and in them, arrives record by record; then the copy goes on as it arrives, and holes that
 // the cleaner makes while kmirror is down are passed too.
 func TestCleanedBeforeItIsRead(t *testing.T) {
+	t.Parallel()
 	source, mirror := clusters(t)
 	topic := testbed.TopicName(t)
 	compactedTopic(t, source, topic, time.Hour)
@@ -25,6 +26,7 @@ func TestCleanedBeforeItIsRead(t *testing.T) {
 	in := testbed.Start(t, source, mirror, "--topics", topic)
 	in.WaitCaughtUp(patience)
 	check(t, source, mirror, topic)
+	checkOffsets(t, in, source, mirror, topic)
 	testbed.WaitLive(t, in, topic, 1)
 
 	through := newHistory(t, in.Seeds(), topic)
@@ -44,6 +46,8 @@ func TestCleanedBeforeItIsRead(t *testing.T) {
 	in.Start()
 	in.WaitCaughtUp(patience)
 	check(t, source, mirror, topic)
+	in.Kill() // the map needs no kmirror
+	checkOffsets(t, in, source, mirror, topic)
 	if got := kafkatest.ReadAll(t, mirror, topic, 0); len(got) >= h.n || number(t, got[len(got)-1]) != h.n-1 {
 		t.Errorf("the mirror holds %d records of %d, the last %d: the cleaner had nothing to do since %d", len(got), h.n, number(t, got[len(got)-1]), before)
 	}

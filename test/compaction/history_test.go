@@ -2,8 +2,10 @@ package compaction
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"strconv"
@@ -150,4 +152,55 @@ func equalMaps(t testing.TB, source, mirror kafkatest.Cluster, topic string) {
 	if !maps.Equal(a, b) {
 		t.Errorf("in the end the source has %v, the mirror %v", a, b)
 	}
+}
+
+// checkOffsets asks kmirror offsets for every record, both ways.
+func checkOffsets(t testing.TB, in *testbed.Instance, source, mirror kafkatest.Cluster, topic string) {
+	t.Helper()
+	onSource := map[int]int64{}
+	for _, r := range kafkatest.ReadAll(t, source, topic, 0) {
+		onSource[number(t, r)] = r.Offset
+	}
+	var asked []string
+	var pairs [][2]int64 // source, mirror
+	for _, r := range kafkatest.ReadAll(t, mirror, topic, 0) {
+		if offset, ok := onSource[number(t, r)]; ok {
+			pairs, asked = append(pairs, [2]int64{offset, r.Offset}), append(asked, fmt.Sprint(r.Offset))
+		}
+	}
+	ask := func(from string, offsets []string) (answers []offsetAnswer) {
+		code, out := testbed.Run(t, "offsets", "--json", "--name", strings.TrimPrefix(in.Group(), "kmirror."), "--source", strings.Join(source.Seeds(), ","),
+			"--mirror", strings.Join(mirror.Seeds(), ","), "--topic", topic, "--from", from, "--offset", strings.Join(offsets, ","))
+		if code != 0 {
+			t.Fatalf("kmirror offsets exits with %d: %s", code, out)
+		}
+		for lines := json.NewDecoder(strings.NewReader(out)); ; {
+			var a offsetAnswer
+			if err := lines.Decode(&a); err == io.EOF {
+				return answers
+			} else if err != nil {
+				t.Fatalf("kmirror offsets: %v: %s", err, out)
+			}
+			answers = append(answers, a)
+		}
+	}
+	back := make([]string, len(pairs))
+	for i, a := range ask("mirror", asked) {
+		if a.Source != pairs[i][0] || !a.Same {
+			t.Errorf("mirror offset %d is source %+v, want offset %d", pairs[i][1], a, pairs[i][0])
+		}
+		back[i] = fmt.Sprint(a.Source)
+	}
+	for i, a := range ask("source", back) {
+		if a.Mirror != pairs[i][1] || !a.Same {
+			t.Errorf("source offset %s is mirror %+v, want offset %d", back[i], a, pairs[i][1])
+		}
+	}
+	t.Logf("%d offsets mapped both ways", len(pairs))
+}
+
+type offsetAnswer struct {
+	Source int64 `json:"source_offset"`
+	Mirror int64 `json:"mirror_offset"`
+	Same   bool  `json:"same_record"`
 }

@@ -1,0 +1,332 @@
+package forwarder
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/zap"
+
+	"kmirror/protocol"
+)
+
+// OffsetMap tells for one partition which source offset is which mirror offset, both ways. It takes that from the mirror alone: the segments and positions
+// topics, and the headers of the batches in the mirror's log. It writes nothing. Its methods are for one goroutine at a time.
+type OffsetMap struct {
+	source, mirror *kgo.Client
+	resolver       resolver
+	question       question
+	start, end     int64                  // of the mirror's log, as of the opening
+	dense          map[int64]*numbering   // by producer ID
+	fenced         map[fenceKey][]stretch // by base sequence
+}
+
+// fenceKey names a fenced session.
+type fenceKey struct {
+	producerID int64
+	epoch      int16
+}
+
+// stretch is what one record of the positions topic says.
+type stretch struct {
+	base int64 // sequence
+	runs []protocol.Run
+}
+
+// MappedOffset is an offset on the other side.
+type MappedOffset struct {
+	Offset int64 `json:"offset"`
+	// Same says that the same record is there. Else there is none (a marker, a record that was compacted away, or of somebody else), and Offset is that of the
+	// first mirrored record behind it.
+	Same bool `json:"same_record"`
+	// Beyond says that there is no such record either: Offset is where the next one will be, unless others write there.
+	Beyond bool `json:"beyond_the_end"`
+}
+
+// mappedBatch is one batch of the stream on the mirror.
+type mappedBatch struct {
+	base, end int64
+	runs      []protocol.Run
+}
+
+// OpenOffsetMap asks both clusters about a partition, which a kmirror of opts.Name mirrors. Of opts it takes Name, Source, Mirror and Rename.
+func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition int32) (m *OffsetMap, err error) {
+	m = &OffsetMap{dense: map[int64]*numbering{}, fenced: map[fenceKey][]stretch{}}
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	if m.source, err = kgo.NewClient(clientOptions(opts.Source, "kmirror-offsets")...); err != nil {
+		return m, err
+	}
+	if m.mirror, err = kgo.NewClient(clientOptions(opts.Mirror, "kmirror-offsets")...); err != nil {
+		return m, err
+	}
+	source, err := askView(ctx, m.source, []string{topic})
+	if err != nil {
+		return m, fmt.Errorf("source: %w", err)
+	}
+	from, err := partitionOf(source, topic, partition)
+	if err != nil {
+		return m, fmt.Errorf("source: %w", err)
+	}
+	registry := newRegistry(m.mirror, opts.Name, source.clusterID, "", 0, zap.NewNop())
+	registry.segments.made, registry.runs.made = true, true // or there is nothing to read
+	mirrorTopic := renaming(opts.Rename).mirrorName(topic)
+	mirror, err := askView(ctx, m.mirror, []string{mirrorTopic, registry.segments.topic, registry.runs.topic})
+	if err != nil {
+		return m, fmt.Errorf("mirror: %w", err)
+	}
+	to, err := partitionOf(mirror, mirrorTopic, partition)
+	if err != nil {
+		return m, fmt.Errorf("mirror: %w", err)
+	}
+	if t := mirror.topics[registry.segments.topic]; t == nil || t.err != nil {
+		return m, fmt.Errorf("mirror: topic %s isn't there: nothing was mirrored under the name %s", registry.segments.topic, opts.Name)
+	}
+	if err := registry.refresh(ctx); err != nil {
+		return m, err
+	}
+	id := identity{sourceCluster: source.clusterID, topicID: from.id, partition: partition, mirrorTopicID: to.id}
+	if t := mirror.topics[registry.runs.topic]; t != nil && t.err == nil {
+		if err := m.readStretches(ctx, registry, id); err != nil {
+			return m, err
+		}
+	}
+	if err := m.know(registry, id); err != nil {
+		return m, err
+	}
+	leader := to.partitions[partition]
+	c, err := dialConn(ctx, mirror.brokers[leader.leader], "kmirror-offsets", opts.Mirror)
+	if err != nil {
+		return m, fmt.Errorf("mirror: %w", err)
+	}
+	m.resolver = resolver{conn: c, fetchBytes: 64 << 10}
+	m.question.topic, m.question.topicID, m.question.partition, m.question.epoch = mirrorTopic, to.id, partition, -1
+	return m, m.ends(ctx)
+}
+
+// partitionOf checks that a view has the partition, with a leader.
+func partitionOf(view *clusterView, topic string, partition int32) (*topicView, error) {
+	t := view.topics[topic]
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("topic %s: %w", topic, kerr.UnknownTopicOrPartition)
+	case t.err != nil:
+		return nil, fmt.Errorf("topic %s: %w", topic, t.err)
+	case partition < 0 || int(partition) >= len(t.partitions):
+		return nil, fmt.Errorf("topic %s has %d partitions, no partition %d", topic, len(t.partitions), partition)
+	case t.partitions[partition].leader < 0:
+		return nil, fmt.Errorf("topic %s partition %d has no leader now", topic, partition)
+	}
+	return t, nil
+}
+
+// know takes the stream's generations and producer IDs.
+func (m *OffsetMap) know(registry *registry, id identity) error {
+	generations := registry.generations(id)
+	if len(generations) == 0 {
+		return errors.New("this partition was never mirrored")
+	}
+	for i := range generations {
+		n := &generations[i]
+		m.dense[n.producerID] = n
+		m.question.ours = append(m.question.ours, n.producerID)
+	}
+	for key := range m.fenced {
+		if !slices.Contains(m.question.ours, key.producerID) {
+			m.question.ours = append(m.question.ours, key.producerID)
+		}
+	}
+	return nil
+}
+
+// readStretches reads the positions topic for one stream.
+func (m *OffsetMap) readStretches(ctx context.Context, registry *registry, id identity) error {
+	topicID, mirrorID := hex.EncodeToString(id.topicID[:]), hex.EncodeToString(id.mirrorTopicID[:])
+	_, err := registry.runs.read(ctx, 0, func(rec *kgo.Record) {
+		var r runsRecord
+		if json.Unmarshal(rec.Value, &r) != nil || r.TopicID != topicID || r.MirrorTopicID != mirrorID || r.Partition != id.partition {
+			return
+		}
+		if runs, err := r.decode(); err == nil {
+			key := fenceKey{r.ProducerID, r.Epoch}
+			m.fenced[key] = append(m.fenced[key], stretch{r.BaseSequence, runs})
+		}
+	})
+	for _, list := range m.fenced {
+		slices.SortFunc(list, func(a, b stretch) int { return cmp.Compare(a.base, b.base) })
+	}
+	return err
+}
+
+func (m *OffsetMap) ends(ctx context.Context) error {
+	questions, answers := []question{m.question}, make([]answer, 1)
+	err := m.resolver.listOffsets(ctx, questions, answers, earliestOffset, -1, func(_ *answer, offset int64) { m.start = offset })
+	if err == nil {
+		err = m.resolver.listOffsets(ctx, questions, answers, latestOffset, -1, func(_ *answer, offset int64) { m.end = offset })
+	}
+	if err = errors.Join(err, answers[0].err); err != nil {
+		return fmt.Errorf("mirror: %w", err)
+	}
+	return nil
+}
+
+// Close ends the connections.
+func (m *OffsetMap) Close() {
+	for _, client := range []*kgo.Client{m.source, m.mirror} {
+		if client != nil {
+			client.Close()
+		}
+	}
+	if m.resolver.conn != nil {
+		m.resolver.conn.close(errConnClosed)
+	}
+}
+
+// ToMirror returns where on the mirror the record at a source offset is, or the first one behind it.
+func (m *OffsetMap) ToMirror(ctx context.Context, source int64) (MappedOffset, error) {
+	// Invariant: all of ours below from is of source offsets below source; at to or behind it is the answer, or nothing.
+	from, to := m.start, m.end
+	for from < to {
+		middle := from + (to-from)/2
+		b, err := m.batchFrom(ctx, middle)
+		if err != nil {
+			return MappedOffset{}, err
+		}
+		if b != nil && b.lastSource() < source {
+			from = min(b.end, to)
+		} else {
+			to = middle
+		}
+	}
+	b, err := m.batchFrom(ctx, from)
+	if err != nil || b == nil {
+		return MappedOffset{Offset: m.end, Beyond: true}, err
+	}
+	at := b.base
+	for _, run := range b.runs {
+		if source < run.Source+run.Count {
+			return MappedOffset{Offset: at + max(0, source-run.Source), Same: source >= run.Source}, nil
+		}
+		at += run.Count
+	}
+	return MappedOffset{Offset: m.end, Beyond: true}, nil
+}
+
+// ToSource returns which source offset the record at a mirror offset has, or the first one of ours behind it.
+func (m *OffsetMap) ToSource(ctx context.Context, mirror int64) (MappedOffset, error) {
+	b, err := m.batchFrom(ctx, max(mirror, m.start))
+	if err != nil {
+		return MappedOffset{}, err
+	}
+	if b == nil {
+		return m.sourceEnd(ctx)
+	}
+	left := mirror - b.base
+	for _, run := range b.runs {
+		if left < run.Count {
+			return MappedOffset{Offset: run.Source + max(0, left), Same: left >= 0}, nil
+		}
+		left -= run.Count
+	}
+	return MappedOffset{}, fmt.Errorf("mirror offset %d isn't in its batch [%d, %d)", mirror, b.base, b.end)
+}
+
+// sourceEnd is the source offset behind the last mirrored record.
+func (m *OffsetMap) sourceEnd(ctx context.Context) (MappedOffset, error) {
+	var last *mappedBatch
+	for at := m.start; ; at = last.end {
+		// Halve what is left until the last batch of ours is found.
+		b, err := m.batchFrom(ctx, at)
+		if err != nil {
+			return MappedOffset{}, err
+		}
+		if b == nil {
+			break
+		}
+		last = b
+		for from, to := last.end, m.end; from < to; {
+			middle := from + (to-from)/2
+			if b, err = m.batchFrom(ctx, middle); err != nil {
+				return MappedOffset{}, err
+			}
+			if b == nil {
+				to = middle
+			} else {
+				last, from = b, b.end
+			}
+		}
+	}
+	if last == nil {
+		return MappedOffset{Offset: m.birth(), Beyond: true}, nil
+	}
+	return MappedOffset{Offset: last.lastSource() + 1, Beyond: true}, nil
+}
+
+// birth is the source offset at which the stream's newest generation began.
+func (m *OffsetMap) birth() int64 {
+	newest := &numbering{generation: -1}
+	for _, n := range m.dense {
+		if n.generation > newest.generation {
+			newest = n
+		}
+	}
+	return newest.birth()
+}
+
+func (b *mappedBatch) lastSource() int64 {
+	last := b.runs[len(b.runs)-1]
+	return last.Source + last.Count - 1
+}
+
+// batchFrom returns the first batch of ours that ends behind a mirror offset, nil if there is none.
+func (m *OffsetMap) batchFrom(ctx context.Context, offset int64) (found *mappedBatch, err error) {
+	for offset < m.end && found == nil && err == nil {
+		next := offset
+		var bad error
+		err = m.resolver.fetch(ctx, m.question, offset, func(b protocol.Batch) {
+			if found == nil && bad == nil && b.EndOffset() > offset && b.BaseOffset() < m.end && m.question.isOurs(b) {
+				found, bad = m.mapBatch(b)
+			}
+			next = max(next, b.EndOffset())
+		})
+		if err = errors.Join(err, bad); err == nil && next == offset {
+			return nil, fmt.Errorf("the mirror's log gives nothing at offset %d below its end %d", offset, m.end)
+		}
+		offset = next
+	}
+	return found, err
+}
+
+// mapBatch finds the source offsets of a batch's records.
+func (m *OffsetMap) mapBatch(b protocol.Batch) (*mappedBatch, error) {
+	found := &mappedBatch{base: b.BaseOffset(), end: b.EndOffset()}
+	if n := m.dense[b.ProducerID()]; n != nil {
+		found.runs = n.runs(positionOf(int32(b.ProducerEpoch()), b.BaseSequence()), offsetsOf(b))
+		return found, nil
+	}
+	skip, left := int64(b.BaseSequence()), offsetsOf(b)
+	for _, s := range m.fenced[fenceKey{b.ProducerID(), b.ProducerEpoch()}] {
+		at := s.base
+		for _, run := range s.runs {
+			first, last := max(skip, at), min(skip+left, at+run.Count)
+			if first < last {
+				found.runs = protocol.AppendRun(found.runs, run.Source+first-at, last-first)
+				skip, left = last, left-(last-first)
+			}
+			at += run.Count
+		}
+	}
+	if left > 0 {
+		return nil, fmt.Errorf("the positions topic doesn't know the batch at mirror offset %d", found.base)
+	}
+	return found, nil
+}

@@ -29,6 +29,9 @@ type Proxy struct {
 	open  map[net.Conn]bool
 }
 
+// Address is the proxy's HOST:PORT.
+func (p *Proxy) Address() string { return p.address }
+
 // URL names the proxy as proxy_url does.
 func (p *Proxy) URL(user, password string) string {
 	return (&url.URL{Scheme: p.scheme, User: url.UserPassword(user, password), Host: p.address}).String()

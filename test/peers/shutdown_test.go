@@ -63,7 +63,8 @@ func javaProducer(t testing.TB, bootstrap, topic string) *producer {
 		cmd: kafkatest.ToolCommand(t, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", strconv.Itoa(javaRecords), "--payload-monotonic",
 			"--throughput", strconv.Itoa(javaRate), "--producer-props", "bootstrap.servers="+bootstrap, "acks=all"),
 		values: func(output string) (string, int, error) {
-			if strings.Contains(output, "Exception") || !strings.Contains(output, fmt.Sprintf("%d records sent", javaRecords)) {
+			// A failed record is a stack trace; lines that begin otherwise tell of retries.
+			if strings.Contains(output, "\norg.apache.kafka.common.errors") || !strings.Contains(output, fmt.Sprintf("%d records sent", javaRecords)) {
 				return "", 0, fmt.Errorf("it printed\n%s", output)
 			}
 			return "", javaRecords, nil

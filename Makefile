@@ -4,6 +4,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 FUZZTIME ?= 20s
 TIMEOUT ?= 60m
 DEMO ?=
+# Packages whose tests run at a time: the end-to-end tests mostly wait.
+PACKAGES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 
 .PHONY: build test race fuzz bench e2e lint check demo deps modules kafka debian-packages clean
 
@@ -11,7 +13,7 @@ build: ## bin/kmirror, one static binary
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/kmirror ./cmd/kmirror
 
 test: build deps ## all tests, on kfake and on real Kafka
-	go test -count=1 -timeout $(TIMEOUT) ./...
+	go test -count=1 -timeout $(TIMEOUT) -p $(PACKAGES) ./...
 
 race: build deps ## all but the end-to-end tests under the race detector
 	go test -count=1 -timeout $(TIMEOUT) -race $$(go list ./... | grep -v /test/)

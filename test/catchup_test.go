@@ -27,7 +27,7 @@ func TestCatchUp(t *testing.T) {
 	testbed.Write(t, source.Seeds(), topic, "before", 5000)
 	testbed.Write(t, source.Seeds(), topic, "before-acks1", 1000, testbed.WithAcks(kgo.LeaderAck())...)
 	testbed.Write(t, source.Seeds(), topic, "before-acks0", 1000, testbed.WithAcks(kgo.NoAck())...)
-	behind := relayedCluster{source, testbed.NewRelay(t, source)}
+	behind := testbed.Relayed(t, source)
 	in := testbed.Start(t, behind, mirror, "--topics", topic)
 	t.Run("before the start", equal)
 	testbed.WaitLive(t, in, topic, partitions)

@@ -14,14 +14,6 @@ import (
 	"kmirror/test/testbed"
 )
 
-// relayedCluster is a cluster as seen through a relay.
-type relayedCluster struct {
-	*kafkatest.RealCluster
-	*testbed.Relay
-}
-
-func (c relayedCluster) Seeds() []string { return []string{c.Relay.Addr()} }
-
 // TestMirrorAsItArrives: with all writers on the proxy, what the source acknowledged is on the mirror at once and at the same offset,
 // and the source serves not one Fetch for it. The relay in front of the source is the witness.
 func TestMirrorAsItArrives(t *testing.T) {
@@ -29,7 +21,7 @@ func TestMirrorAsItArrives(t *testing.T) {
 	topic := testbed.TopicName(t)
 	const partitions = 4
 	kafkatest.CreateTopic(t, source, topic, partitions, 1)
-	behind := relayedCluster{source, testbed.NewRelay(t, source)}
+	behind := testbed.Relayed(t, source)
 	in := testbed.Start(t, behind, mirror, "--topics", topic)
 	testbed.WaitLive(t, in, topic, partitions)
 	served, fetches := behind.Total(kmsg.Fetch), in.Metrics()["kmirror_forwarder_fetches_total"]

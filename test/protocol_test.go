@@ -258,7 +258,7 @@ func TestFireAndForget(t *testing.T) {
 		if !strings.Contains(out, "100000 records sent") {
 			t.Errorf("ProducerPerformance printed\n%s", out)
 		}
-		waitForwarded(t, in, 0)
+		in.WaitForwarded(0)
 		if held := in.Metrics()["kmirror_proxy_held_bytes"]; held != 0 {
 			t.Errorf("the proxy holds %v bytes of requests that nobody answers, want 0", held)
 		}

@@ -25,7 +25,7 @@ func TestServerLists(t *testing.T) {
 		testbed.Write(t, in.Seeds(), topic, "good", 10)
 		kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
 		for _, dead := range []string{unresolvable, closed} {
-			if n := countLines(in.Log(), "bootstrap broker can't be reached", dead); n != 1 {
+			if n := testbed.CountLines(in.Log(), "bootstrap broker can't be reached", dead); n != 1 {
 				t.Errorf("%d warnings about %s, want 1", n, dead)
 			}
 		}
@@ -45,20 +45,6 @@ func TestServerLists(t *testing.T) {
 			}
 		}
 	})
-}
-
-// countLines counts the lines of text with all of the parts.
-func countLines(text string, parts ...string) (n int) {
-	for line := range strings.Lines(text) {
-		all := true
-		for _, part := range parts {
-			all = all && strings.Contains(line, part)
-		}
-		if all {
-			n++
-		}
-	}
-	return n
 }
 
 // TestMistakesEndTheStart is case C33: a mistake in the settings is named with the nearest valid key, before anything listens.

@@ -305,6 +305,25 @@ func (in *Instance) WaitCaughtUp(timeout time.Duration) {
 	}
 }
 
+// WaitSettled waits until kmirror is ready and says that it has caught up.
+func (in *Instance) WaitSettled(since time.Time) {
+	in.t.Helper()
+	kafkatest.Eventually(in.t, ReadyTimeout, in.Ready)
+	in.WaitCaughtUp(2 * time.Minute)
+	in.t.Logf("caught up after %v", time.Since(since).Round(time.Millisecond))
+}
+
+// WaitForwarded waits until the proxy says that n requests are with the brokers.
+func (in *Instance) WaitForwarded(n float64) {
+	in.t.Helper()
+	kafkatest.Eventually(in.t, 10*time.Second, func() error {
+		if got := in.Metrics()["kmirror_proxy_requests_in_flight"]; got != n {
+			return fmt.Errorf("%v requests in flight, want %v", got, n)
+		}
+		return nil
+	})
+}
+
 // WaitLive waits until every partition of topic is live.
 func WaitLive(t testing.TB, in *Instance, topic string, partitions int) {
 	t.Helper()
@@ -368,6 +387,20 @@ func (in *Instance) Log() string {
 func (in *Instance) LogTail(n int) string {
 	lines := strings.Split(strings.TrimRight(in.Log(), "\n"), "\n")
 	return fmt.Sprintf("%s, the last of its log:\n%s", in.name, strings.Join(lines[max(0, len(lines)-n):], "\n"))
+}
+
+// CountLines counts the lines of text with all of the parts.
+func CountLines(text string, parts ...string) (n int) {
+	for line := range strings.Lines(text) {
+		all := true
+		for _, part := range parts {
+			all = all && strings.Contains(line, part)
+		}
+		if all {
+			n++
+		}
+	}
+	return n
 }
 
 // Run runs a command of kmirror's to its end.

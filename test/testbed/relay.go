@@ -231,3 +231,18 @@ func (r *Relay) readdress(request relayed, frame []byte) []byte {
 	binary.BigEndian.PutUint32(out, uint32(len(out)-4))
 	return out
 }
+
+// RelayedCluster is a cluster as seen through a relay.
+type RelayedCluster struct {
+	*kafkatest.RealCluster
+	*Relay
+}
+
+// Relayed puts a relay in front of a cluster.
+func Relayed(t testing.TB, c *kafkatest.RealCluster) RelayedCluster {
+	t.Helper()
+	return RelayedCluster{c, NewRelay(t, c)}
+}
+
+// Seeds is the relay's address.
+func (c RelayedCluster) Seeds() []string { return []string{c.Relay.Addr()} }

@@ -184,3 +184,13 @@ func (l *Load) Stop() {
 		l.t.Errorf("producers saw %d errors", n)
 	}
 }
+
+// Pause lets time pass, since it is the schedule that decides; false when the test has ended.
+func Pause(t testing.TB, d time.Duration) bool {
+	select {
+	case <-t.Context().Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}

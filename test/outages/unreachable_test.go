@@ -1,4 +1,4 @@
-package test
+package outages
 
 import (
 	"testing"
@@ -12,18 +12,18 @@ import (
 // rare, producers see no error, and memory stays within its bound. Then the mirror is there, and all arrives from the source's log.
 func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 	source, _ := kafkatest.Shared(t)
-	mirror := kafkatest.Real(t)
-	broker := mirror.Broker(1)
 	for _, unreachable := range []struct {
 		name       string
-		begin, end func(t *testing.T)
+		begin, end func(t *testing.T, mirror *kafkatest.Broker)
 		args       []string // of kmirror, until the end
 	}{
-		{name: "closed", begin: func(t *testing.T) { broker.Kill(t) }, end: func(t *testing.T) { broker.Start(t) }},
-		{name: "silent", begin: func(t *testing.T) { broker.Kill(t); beSilent(t, broker.Addr) }, end: func(t *testing.T) { broker.Start(t) }},
+		{name: "closed", begin: kill, end: start},
+		{name: "silent", begin: killAndBeSilent, end: start},
 		{name: "refuses-sasl", args: []string{"--mirror.sasl.mechanism", "PLAIN", "--mirror.sasl.username", "nobody", "--mirror.sasl.password", "wrong"}},
 	} {
 		t.Run(unreachable.name, func(t *testing.T) {
+			t.Parallel()
+			mirror := kafkatest.Real(t)
 			topic := "unreachable-" + unreachable.name
 			kafkatest.CreateTopic(t, source, topic, 4, 1)
 			in := testbed.New(t, source, mirror, "--topics", topic, "--mirror_memory", "16MiB")
@@ -35,12 +35,12 @@ func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 			t.Run("unreachable", func(outage *testing.T) { // what begin sets up ends with it
 				if unreachable.begin != nil {
 					testbed.WaitLive(outage, in, topic, 4)
-					unreachable.begin(outage)
+					unreachable.begin(outage, mirror.Broker(1))
 				}
 				wantSteady(outage, in, l)
 			})
 			if unreachable.end != nil {
-				unreachable.end(t)
+				unreachable.end(t, mirror.Broker(1))
 			}
 			if unreachable.args != nil {
 				in.Stop()
@@ -49,7 +49,7 @@ func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 			}
 			l.WaitAcks(2000)
 			l.Stop()
-			settled(t, in, time.Now())
+			in.WaitSettled(time.Now())
 			l.Check(source, mirror, kafkatest.SameOffsets())
 		})
 	}
@@ -60,12 +60,12 @@ func TestUnreachableMirrorLeavesNothingBehind(t *testing.T) {
 func wantSteady(t *testing.T, in *testbed.Instance, l *testbed.Ledger) {
 	t.Helper()
 	const seconds, spare, dialsPerSecond = 20, 10, 1
-	pause(t, 10*time.Second)
+	testbed.Pause(t, 10*time.Second)
 	first := in.Metrics()
 	watch := map[string]float64{}
 	var memory int64
 	for range seconds {
-		pause(t, time.Second)
+		testbed.Pause(t, time.Second)
 		now := in.Metrics()
 		for _, name := range []string{"go_goroutines", "process_open_fds"} {
 			watch[name] = max(watch[name], now[name])

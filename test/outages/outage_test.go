@@ -1,4 +1,4 @@
-package test
+package outages
 
 import (
 	"fmt"
@@ -26,42 +26,37 @@ const maxOutageLines = 30
 // once the mirror is back both logs are equal, offsets too, and mirroring is live again by itself.
 func TestMirrorOutage(t *testing.T) {
 	source, _ := kafkatest.Shared(t)
-	mirror := kafkatest.Real(t)
-	broker := mirror.Broker(1)
 	const memory, spare = 16 << 20, 100 << 20
-	in := testbed.Start(t, source, mirror, "--topics", "/outage-.*/", "--mirror_memory", "16MiB")
-
 	for _, outage := range []struct {
 		name       string
 		length     time.Duration
-		begin, end func(t *testing.T)
+		begin, end func(t *testing.T, mirror *kafkatest.Broker)
 	}{
-		{"down", longOutage, func(t *testing.T) { broker.Kill(t) }, func(t *testing.T) { broker.Start(t) }},
-		{"silent", shortOutage, func(t *testing.T) { broker.Stop(t); beSilent(t, broker.Addr) }, nil},
-		{"frozen", shortOutage, func(t *testing.T) { broker.Freeze(t) }, func(t *testing.T) { broker.Thaw(t) }},
+		{"down", longOutage, kill, start},
+		{"silent", shortOutage, killAndBeSilent, start},
+		{"frozen", shortOutage, freeze, thaw},
 	} {
 		t.Run(outage.name, func(t *testing.T) {
+			t.Parallel()
+			mirror := kafkatest.Real(t)
 			topic := "outage-" + outage.name
 			kafkatest.CreateTopic(t, source, topic, 4, 1)
+			in := testbed.Start(t, source, mirror, "--topics", topic, "--mirror_memory", "16MiB")
 			testbed.WaitLive(t, in, topic, 4)
 			peak := watchMemory(t, in)
-			l := testbed.StartLoad(t, in.Seeds(), topic, 4, 2000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
+			l := testbed.StartLoad(t, in.Seeds(), topic, 4, 1000, 4<<10, kgo.ProducerBatchCompression(kgo.NoCompression()))
 			l.WaitAcked(4000)
 			t.Logf("acknowledgements with the mirror up: %s", l.Since(0))
 			mark, lines, before := l.Mark(), strings.Count(in.Log(), "\n"), in.Metrics()
 			t.Run("outage", func(t *testing.T) { // what begin sets up for cleaning ends with it
-				outage.begin(t)
+				outage.begin(t, mirror.Broker(1))
 				select {
 				case <-t.Context().Done():
 				case <-time.After(outage.length): // the length of the outage, not a wait for something
 				}
 			})
 			t.Logf("acknowledgements during the outage: %s", l.Since(mark))
-			if outage.end != nil {
-				outage.end(t)
-			} else {
-				broker.Start(t)
-			}
+			outage.end(t, mirror.Broker(1))
 			l.WaitAcked(4000)
 			for _, held := range []string{"go_goroutines", "process_open_fds"} { // case C31: no try leaves anything behind
 				if got := in.Metrics()[held]; got > before[held]+10 {
@@ -118,7 +113,7 @@ func TestSlowMirror(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
 	topic := testbed.TopicName(t)
 	kafkatest.CreateTopic(t, source, topic, 4, 1)
-	narrow := relayedCluster{mirror, testbed.NewRelay(t, mirror)}
+	narrow := testbed.Relayed(t, mirror)
 	in := testbed.Start(t, source, narrow, "--topics", topic, "--mirror_memory", "16MiB")
 	testbed.WaitLive(t, in, topic, 4)
 	peak := watchMemory(t, in)
@@ -139,6 +134,13 @@ func TestSlowMirror(t *testing.T) {
 		t.Logf("kmirror held %d MiB at most", got>>20)
 	}
 }
+
+func kill(t *testing.T, b *kafkatest.Broker)   { b.Kill(t) }
+func start(t *testing.T, b *kafkatest.Broker)  { b.Start(t) }
+func freeze(t *testing.T, b *kafkatest.Broker) { b.Freeze(t) }
+func thaw(t *testing.T, b *kafkatest.Broker)   { b.Thaw(t) }
+
+func killAndBeSilent(t *testing.T, b *kafkatest.Broker) { b.Kill(t); beSilent(t, b.Addr) }
 
 // maxDialed is how many connections an outage may cost: one a second, and those that there were before.
 const maxDialed = int(shortOutage/time.Second) + 10

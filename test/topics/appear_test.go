@@ -1,4 +1,4 @@
-package test
+package topics
 
 import (
 	"context"
@@ -117,7 +117,7 @@ func TestDeletedTopics(t *testing.T) {
 		if lines := strings.Count(in.Log(), "\n") - before; lines > 3 {
 			t.Errorf("%d log lines while nothing happens:\n%s", lines, in.Log())
 		}
-		if n := countLines(in.Log(), "topic is gone", "del1"); n == 0 || n > 3 {
+		if n := testbed.CountLines(in.Log(), "topic is gone", "del1"); n == 0 || n > 3 {
 			t.Errorf("%d log lines say that the topic is gone, want one for each partition at most:\n%s", n, in.Log())
 		}
 		if got := kafkatest.LogOffsets(t, mirror, "del1"); len(got) != 3 || got[0].End+got[1].End+got[2].End != 300 {
@@ -158,7 +158,7 @@ func TestRecreatedTopics(t *testing.T) {
 
 	t.Run("while kmirror runs", func(t *testing.T) {
 		before := kafkatest.ReadTopic(t, mirror, "again")
-		recreate(t, source, "again")
+		recreate(t, source, "again", 3)
 		testbed.Write(t, in.Seeds(), "again", "second life", 300)
 		in.WaitCaughtUp(time.Minute)
 		follows(t, source, mirror, "again", before)
@@ -166,24 +166,11 @@ func TestRecreatedTopics(t *testing.T) {
 	t.Run("while kmirror is down", func(t *testing.T) {
 		before := kafkatest.ReadTopic(t, mirror, "again")
 		in.Stop()
-		recreate(t, source, "again")
+		recreate(t, source, "again", 3)
 		testbed.Write(t, source.Seeds(), "again", "third life", 30_000) // longer than the old one: no offset is out of range
 		in.Start()
 		in.WaitCaughtUp(time.Minute)
 		follows(t, source, mirror, "again", before)
-	})
-}
-
-// recreate deletes a topic of 3 partitions and makes it again.
-func recreate(t *testing.T, c kafkatest.Cluster, topic string) {
-	t.Helper()
-	admin := kadm.NewClient(c.Client(t))
-	if _, err := admin.DeleteTopics(t.Context(), topic); err != nil {
-		t.Fatal(err)
-	}
-	kafkatest.Eventually(t, 30*time.Second, func() error {
-		_, err := admin.CreateTopic(t.Context(), 3, 1, nil, topic)
-		return err
 	})
 }
 
@@ -280,7 +267,7 @@ func TestRecordsDeletedBeforeTheyWereCopied(t *testing.T) {
 		in.Start()
 		keep("purged", 5000, 9000)
 		equal(t, 5000)
-		if n := countLines(in.Log(), "deleted records before they were mirrored", topic, `"partition": 0`, `"from": 1000`, `"to": 6000`); n != 1 {
+		if n := testbed.CountLines(in.Log(), "deleted records before they were mirrored", topic, `"partition": 0`, `"from": 1000`, `"to": 6000`); n != 1 {
 			t.Errorf("%d log lines name the range, want 1", n)
 		}
 	})

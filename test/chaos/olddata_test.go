@@ -1,4 +1,4 @@
-package test
+package chaos
 
 import (
 	"testing"
@@ -35,7 +35,7 @@ func TestExactlyOnceWithOldData(t *testing.T) {
 	}
 	l.WaitAcks(4000)
 	l.Stop()
-	settled(t, in, time.Now())
+	in.WaitSettled(time.Now())
 	l.Check(source, mirror, kafkatest.SameOffsets())
 	wantNotMore(t, source, mirror, topic)
 	idleRestarts(t, in, mirror, topic, 2)

@@ -1,4 +1,4 @@
-package test
+package outages
 
 import (
 	"context"
@@ -78,17 +78,6 @@ func longFetch(t testing.TB, addr, topic string, wait time.Duration) net.Conn {
 	return conn
 }
 
-// waitForwarded waits until the proxy says that n requests are with the brokers.
-func waitForwarded(t testing.TB, in *testbed.Instance, n float64) {
-	t.Helper()
-	kafkatest.Eventually(t, 10*time.Second, func() error {
-		if got := in.Metrics()["kmirror_proxy_requests_in_flight"]; got != n {
-			return fmt.Errorf("%v requests in flight, want %v", got, n)
-		}
-		return nil
-	})
-}
-
 // TestShutdownAnswersWhatWasForwarded: a request that the broker still works on at SIGTERM gets its answer, and then kmirror exits 0.
 func TestShutdownAnswersWhatWasForwarded(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
@@ -97,7 +86,7 @@ func TestShutdownAnswersWhatWasForwarded(t *testing.T) {
 	in := testbed.Start(t, source, mirror, "--topics", topic)
 	testbed.WaitLive(t, in, topic, 1)
 	conn := longFetch(t, in.BrokerAddr(1), topic, 3*time.Second)
-	waitForwarded(t, in, 1)
+	in.WaitForwarded(1)
 	in.Signal(syscall.SIGTERM)
 	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 	frame, err := testbed.ReadFrame(conn)
@@ -125,7 +114,7 @@ func TestSecondSignalExitsAtOnce(t *testing.T) {
 	testbed.WaitLive(t, in, topic, 1)
 	const held = 15 * time.Second // within the proxy's part of the grace time, 18 s: the first signal alone waits for it
 	longFetch(t, in.BrokerAddr(1), topic, held)
-	waitForwarded(t, in, 1)
+	in.WaitForwarded(1)
 	in.Signal(syscall.SIGTERM)
 	kafkatest.Eventually(t, 10*time.Second, func() error { // the first signal has arrived
 		if conn, err := net.Dial("tcp", in.Seeds()[0]); err == nil {

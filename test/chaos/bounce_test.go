@@ -1,4 +1,4 @@
-package test
+package chaos
 
 import (
 	"bytes"
@@ -116,7 +116,7 @@ func TestIdempotentProducersThroughBounces(t *testing.T) {
 	l.WaitAcks(5000)
 	for _, b := range source.Brokers() {
 		b.Kill(t)
-		pause(t, 2*time.Second) // how long it is down
+		testbed.Pause(t, 2*time.Second) // how long it is down
 		b.Start(t)
 		source.WaitInSync(t)
 		l.WaitAcks(2000)
@@ -129,7 +129,7 @@ func TestIdempotentProducersThroughBounces(t *testing.T) {
 	stop()
 	running.Wait()
 	l.Stop()
-	settled(t, in, time.Now())
+	in.WaitSettled(time.Now())
 	l.Check(source, mirror, kafkatest.SameOffsets())
 	for name, values := range acked {
 		t.Logf("%s: %d records acknowledged", name, len(values))

@@ -1,4 +1,4 @@
-package test
+package chaos
 
 import (
 	"fmt"
@@ -75,7 +75,7 @@ func (c *chaos) act(actor string, p pace, victims ...victim) {
 	steps := schedule(testbed.NewRandom(c.seed, actor), len(victims), p)
 	c.running.Go(func() {
 		for _, s := range steps {
-			if !pause(c.t, s.after) || c.t.Failed() {
+			if !testbed.Pause(c.t, s.after) || c.t.Failed() {
 				return
 			}
 			v, what := victims[s.of], "kill"
@@ -85,20 +85,10 @@ func (c *chaos) act(actor string, p pace, victims ...victim) {
 			}
 			begin()
 			c.t.Logf("%6.2f s: %s %s for %v", time.Since(c.began).Seconds(), what, v.name, s.length.Round(time.Millisecond))
-			pause(c.t, s.length)
+			testbed.Pause(c.t, s.length)
 			end()
 		}
 	})
-}
-
-// pause lets time pass, since it is the schedule that decides; false when the test has ended.
-func pause(t testing.TB, d time.Duration) bool {
-	select {
-	case <-t.Context().Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
 }
 
 // TestExactlyOnceUnderChaos: kmirror, brokers of the mirror and of the source are killed at random moments, and kmirror is frozen, while
@@ -126,7 +116,7 @@ func TestExactlyOnceUnderChaos(t *testing.T) {
 	}
 	l.WaitAcks(4000)
 	l.Stop()
-	settled(t, in, time.Now())
+	in.WaitSettled(time.Now())
 	l.Check(source, mirror, kafkatest.SameOffsets())
 	wantNotMore(t, source, mirror, topic)
 	idleRestarts(t, in, mirror, topic, 3)
@@ -144,14 +134,6 @@ func brokerVictims(t testing.TB, name string, c *kafkatest.RealCluster) (victims
 func startBoth(t testing.TB, source, mirror []kafkatest.Option) (*kafkatest.RealCluster, *kafkatest.RealCluster) {
 	t.Helper()
 	return kafkatest.Real(t, source...), kafkatest.Real(t, mirror...)
-}
-
-// settled waits until kmirror is ready and says that it has caught up.
-func settled(t testing.TB, in *testbed.Instance, since time.Time) {
-	t.Helper()
-	kafkatest.Eventually(t, testbed.ReadyTimeout, in.Ready)
-	in.WaitCaughtUp(2 * time.Minute)
-	t.Logf("caught up after %v", time.Since(since).Round(time.Millisecond))
 }
 
 // wantNotMore fails if a replica on the mirror holds more than 1.05 times the bytes of the source's: what was written twice would show,
@@ -180,7 +162,7 @@ func idleRestarts(t testing.TB, in *testbed.Instance, mirror *kafkatest.RealClus
 		in.Kill()
 		began := time.Now()
 		in.Start()
-		settled(t, in, began)
+		in.WaitSettled(began)
 	}
 	if after := fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic)); after != offsets {
 		t.Errorf("idle restarts moved the mirror's offsets from %s to %s", offsets, after)

@@ -1,4 +1,4 @@
-package test
+package chaos
 
 import (
 	"fmt"
@@ -83,15 +83,15 @@ func TestTwoInstancesUnderChaos(t *testing.T) {
 
 	l.Stop()
 	began := time.Now()
-	settled(t, a, began)
-	settled(t, b, began)
+	a.WaitSettled(began)
+	b.WaitSettled(began)
 	l.Check(source, mirror, kafkatest.SameOffsets())
 	before := fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic))
 	a.Stop()
 	b.Kill()
 	b.Start()
 	wantShared(t, partitions, partitions, b)
-	settled(t, b, time.Now())
+	b.WaitSettled(time.Now())
 	if after := fmt.Sprint(kafkatest.LogOffsets(t, mirror, topic)); after != before {
 		t.Errorf("idle restarts moved the mirror's offsets from %s to %s", before, after)
 	}

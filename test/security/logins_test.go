@@ -8,10 +8,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -23,6 +25,11 @@ import (
 // than a log-in holds, so that clients log in again in mid-connection, and so does kmirror; producers see no error, and mirroring stays live.
 func TestLogins(t *testing.T) {
 	source, mirror := startSecured(t), startSecured(t)
+	t.Run("at once", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, secured, secured){"rotated password": rotatedPassword, "rotated token": rotatedToken, "over TLS": loginsOverTLS} {
+			t.Run(name, func(t *testing.T) { t.Parallel(); test(t, source, mirror) })
+		}
+	})
 	for _, mechanism := range mechanisms {
 		t.Run(mechanism, func(t *testing.T) {
 			topic := "logins-" + strings.ToLower(mechanism)
@@ -48,6 +55,7 @@ func TestLogins(t *testing.T) {
 			in.WaitCaughtUp(time.Minute)
 			kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
 			testbed.WaitLive(t, in, topic, 3)
+			wantVerified(t, topic, source.Seeds()[0], mirror.Seeds()[0], append(ownLogin("source", mechanism), ownLogin("mirror", mechanism)...)...)
 			access, err := os.ReadFile(accessLog)
 			if err != nil {
 				t.Fatal(err)
@@ -60,6 +68,137 @@ func TestLogins(t *testing.T) {
 			}
 			wantNoSecret(t, in.Log()+string(access))
 		})
+	}
+}
+
+// wantVerified runs `kmirror verify` on a topic, which must find both clusters equal, and can't tell with a wrong password.
+func wantVerified(t *testing.T, topic, source, mirror string, logins ...string) {
+	t.Helper()
+	args := append([]string{"verify", "--source", source, "--mirror", mirror, "--topics", topic}, logins...)
+	if code, out := testbed.Run(t, args...); code != 0 {
+		t.Errorf("verify: exit code %d, want 0\n%s", code, out)
+	}
+	if i := slices.Index(args, "--mirror.sasl.password"); i >= 0 {
+		args[i+1] = "wr0ng"
+		if code, out := testbed.Run(t, args...); code != 2 || strings.Contains(out, "wr0ng") || !strings.Contains(out, "SASL_AUTHENTICATION_FAILED") {
+			t.Errorf("verify with a wrong password: exit code %d, want 2 with the reason and without the password\n%s", code, out)
+		}
+	}
+}
+
+// rotatedPassword: the password of kmirror's own user changes on both clusters and in the file while it runs.
+func rotatedPassword(t *testing.T, source, mirror secured) {
+	const topic, name = "rotated-password", "rotator"
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	file := filepath.Join(t.TempDir(), "password")
+	rotate := func(secret string) {
+		t.Helper()
+		for _, c := range []secured{source, mirror} {
+			c.setPassword(t, kadm.ScramSha512, name, secret)
+		}
+		replaceFile(t, file, secret+"\n")
+	}
+	rotate("first-s3cret")
+	args := []string{"--topics", topic}
+	for _, cluster := range []string{"source", "mirror"} {
+		args = append(args, "--"+cluster+".sasl.mechanism", "SCRAM-SHA-512", "--"+cluster+".sasl.username", name, "--"+cluster+".sasl.password_file", file)
+	}
+	in := testbed.Start(t, source, mirror, args...)
+	testbed.WaitLive(t, in, topic, 3)
+	load := testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, kgo.SASL(login("PLAIN", user, password)))
+	for _, secret := range []string{"second-s3cret", "third-s3cret"} {
+		rotate(secret)
+		outlive(t)
+		load.WaitAcked(100)
+	}
+	load.Stop()
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
+	if strings.Contains(in.Log(), "-s3cret") {
+		t.Error("kmirror's log shows a password")
+	}
+}
+
+// rotatedToken: tokens that hold for 8 s are replaced in their file in time, as an agent beside kmirror does it. kmirror lives longer than any of them.
+func rotatedToken(t *testing.T, source, mirror secured) {
+	const topic, valid = "rotated-token", 8 * time.Second
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	file := filepath.Join(t.TempDir(), "token")
+	rotate := func() { t.Helper(); replaceFile(t, file, token("kmirror", time.Now().Add(valid))) }
+	rotate()
+	in := testbed.Start(t, source, mirror, "--topics", topic, "--source.sasl.mechanism", "OAUTHBEARER", "--source.sasl.token_file", file,
+		"--mirror.sasl.mechanism", "OAUTHBEARER", "--mirror.sasl.token_file", file)
+	testbed.WaitLive(t, in, topic, 3)
+	load := testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, kgo.SASL(login("PLAIN", user, password)))
+	for begun := time.Now(); time.Since(begun) < 2*valid; {
+		rotate()
+		load.WaitAcked(100) // takes a second
+	}
+	load.Stop()
+	in.WaitCaughtUp(time.Minute)
+	testbed.WaitLive(t, in, topic, 3)
+	kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
+	if strings.Contains(in.Log(), "SASL_AUTHENTICATION_FAILED") {
+		t.Error("a log-in failed, though the file always held a token that was good")
+	}
+	wantNoSecret(t, in.Log())
+}
+
+// loginsOverTLS has SASL over TLS on every connection: from clients, to the source, to the mirror, and of verify.
+func loginsOverTLS(t *testing.T, source, mirror secured) {
+	const topic = "logins-over-tls"
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	source.ca.issue(certFile, keyFile, 1, time.Hour)
+	at := func(c secured) string { return c.Broker(1).Listener("SECURE") }
+	own := append(ownLogin("source", "SCRAM-SHA-512"), ownLogin("mirror", "OAUTHBEARER")...)
+	own = append(own, "--source.tls.enabled=true", "--source.tls.ca_file", source.ca.file, "--mirror.tls.enabled=true", "--mirror.tls.ca_file", mirror.ca.file)
+	in := testbed.Start(t, seedsOf{source, []string{at(source)}}, seedsOf{mirror, []string{at(mirror)}},
+		append([]string{"--topics", topic, "--proxy.tls.cert_file", certFile, "--proxy.tls.key_file", keyFile}, own...)...)
+	testbed.WaitLive(t, in, topic, 3)
+	trusting := kgo.DialTLSConfig(source.ca.client(source.ca, 2))
+	var loads []*testbed.Load
+	for _, mechanism := range mechanisms {
+		loads = append(loads, testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, trusting, kgo.SASL(login(mechanism, user, password))))
+	}
+	outlive(t)
+	for _, l := range loads {
+		l.Stop()
+	}
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
+	wantVerified(t, topic, at(source), at(mirror), own...)
+	for name, opts := range map[string][]kgo.Opt{"wrong password": {trusting, kgo.SASL(login("SCRAM-SHA-256", user, "wr0ng"))}, "no log-in": {trusting}} {
+		want := attempt(t, []string{at(source)}, opts...)
+		if got := attempt(t, in.Seeds(), opts...); got != want || want == "served" {
+			t.Errorf("%s: through the proxy %q, directly %q, want the same refusal", name, got, want)
+		}
+	}
+	wantNoSecret(t, in.Log())
+}
+
+// outlive waits until every log-in has expired.
+func outlive(t *testing.T) {
+	t.Helper()
+	begun := time.Now()
+	kafkatest.Eventually(t, time.Minute, func() error {
+		if time.Since(begun) < 2*reauthentication {
+			return errors.New("log-ins haven't expired twice yet")
+		}
+		return nil
+	})
+}
+
+// replaceFile changes a file as secrets are: by a rename.
+func replaceFile(t *testing.T, file, text string) {
+	t.Helper()
+	err := os.WriteFile(file+".new", []byte(text), 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -26,9 +26,10 @@ const (
 	reauthentication = 3 * time.Second
 )
 
-// secured is a cluster of one broker with a listener for every mechanism (SASL) and one for PLAIN alone (FEW).
+// secured is a cluster of one broker with a listener for every mechanism (SASL), the same with TLS (SECURE), and one for PLAIN alone (FEW).
 type secured struct {
 	*kafkatest.RealCluster
+	ca *authority // of SECURE
 }
 
 func (c secured) Seeds() []string { return []string{c.Broker(1).Listener("SASL")} }
@@ -40,7 +41,7 @@ func (c secured) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {
 
 func startSecured(t testing.TB) secured {
 	t.Helper()
-	options := []kafkatest.Option{kafkatest.Listener("SASL", "SASL_PLAINTEXT"), kafkatest.Listener("FEW", "SASL_PLAINTEXT")}
+	options := []kafkatest.Option{kafkatest.Listener("SASL", "SASL_PLAINTEXT"), kafkatest.Listener("SECURE", "SASL_SSL"), kafkatest.Listener("FEW", "SASL_PLAINTEXT")}
 	set := func(key, value string) { options = append(options, kafkatest.Config(key, value)) }
 	modules := map[string]string{
 		"plain":         `org.apache.kafka.common.security.plain.PlainLoginModule required user_` + user + `="` + password + `";`,
@@ -48,27 +49,38 @@ func startSecured(t testing.TB) secured {
 		"scram-sha-512": `org.apache.kafka.common.security.scram.ScramLoginModule required;`,
 		"oauthbearer":   `org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";`,
 	}
-	for mechanism, module := range modules {
-		set("listener.name.sasl."+mechanism+".sasl.jaas.config", module)
+	for _, listener := range []string{"sasl", "secure"} {
+		for mechanism, module := range modules {
+			set("listener.name."+listener+"."+mechanism+".sasl.jaas.config", module)
+		}
+		set("listener.name."+listener+".sasl.enabled.mechanisms", strings.Join(mechanisms, ","))
+		set("listener.name."+listener+".connections.max.reauth.ms", fmt.Sprint(reauthentication.Milliseconds()))
 	}
-	set("listener.name.sasl.sasl.enabled.mechanisms", "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER")
-	set("listener.name.sasl.connections.max.reauth.ms", fmt.Sprint(reauthentication.Milliseconds()))
+	ca := newAuthority(t, "broker-ca")
+	for key, value := range ca.brokerSettings() {
+		set("listener.name.secure."+key, value)
+	}
 	set("listener.name.few.plain.sasl.jaas.config", modules["plain"])
 	set("listener.name.few.sasl.enabled.mechanisms", "PLAIN")
-	c := secured{kafkatest.Real(t, options...)}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	c := secured{kafkatest.Real(t, options...), ca}
 	for _, mechanism := range []kadm.ScramMechanism{kadm.ScramSha256, kadm.ScramSha512} { // a user may stand once in a request
-		altered, err := kadm.NewClient(c.Client(t)).AlterUserSCRAMs(ctx, nil,
-			[]kadm.UpsertSCRAM{{User: user, Mechanism: mechanism, Iterations: 4096, Password: password}})
-		if err == nil {
-			err = altered.Error()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		c.setPassword(t, mechanism, user, password)
 	}
 	return c
+}
+
+// setPassword makes or changes a user of SCRAM.
+func (c secured) setPassword(t testing.TB, mechanism kadm.ScramMechanism, name, secret string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	altered, err := kadm.NewClient(c.Client(t)).AlterUserSCRAMs(ctx, nil, []kadm.UpsertSCRAM{{User: name, Mechanism: mechanism, Iterations: 4096, Password: secret}})
+	if err == nil {
+		err = altered.Error()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // token is an unsecured JSON Web Token (RFC 7515, "alg": "none") of a user, which brokers take where nothing better is configured.

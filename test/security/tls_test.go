@@ -107,10 +107,10 @@ func (a *authority) client(trust *authority, serial int64) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots}
 }
 
-// startTLS starts a cluster whose listener TLS wants certificates of a's, and returns its address beside it.
-func startTLS(t testing.TB, a *authority) (cluster *kafkatest.RealCluster, secure kafkatest.Cluster) {
-	t.Helper()
-	dir := t.TempDir()
+// brokerSettings are those of a broker's listener with a certificate of a's, which trusts a's.
+func (a *authority) brokerSettings() map[string]string {
+	a.t.Helper()
+	dir := a.t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	a.issue(certFile, keyFile, 1000, time.Hour)
 	store := filepath.Join(dir, "store.pem")
@@ -118,17 +118,21 @@ func startTLS(t testing.TB, a *authority) (cluster *kafkatest.RealCluster, secur
 	for _, file := range []string{keyFile, certFile, a.file} {
 		part, err := os.ReadFile(file)
 		if err != nil {
-			t.Fatal(err)
+			a.t.Fatal(err)
 		}
 		text = append(text, part...)
 	}
 	if err := os.WriteFile(store, text, 0o600); err != nil {
-		t.Fatal(err)
+		a.t.Fatal(err)
 	}
-	options := []kafkatest.Option{kafkatest.Listener("TLS", "SSL")}
-	for key, value := range map[string]string{
-		"ssl.keystore.type": "PEM", "ssl.keystore.location": store, "ssl.truststore.type": "PEM", "ssl.truststore.location": a.file, "ssl.client.auth": "required",
-	} {
+	return map[string]string{"ssl.keystore.type": "PEM", "ssl.keystore.location": store, "ssl.truststore.type": "PEM", "ssl.truststore.location": a.file}
+}
+
+// startTLS starts a cluster whose listener TLS wants certificates of a's, and returns its address beside it.
+func startTLS(t testing.TB, a *authority) (cluster *kafkatest.RealCluster, secure kafkatest.Cluster) {
+	t.Helper()
+	options := []kafkatest.Option{kafkatest.Listener("TLS", "SSL"), kafkatest.Config("listener.name.tls.ssl.client.auth", "required")}
+	for key, value := range a.brokerSettings() {
 		options = append(options, kafkatest.Config("listener.name.tls."+key, value))
 	}
 	cluster = kafkatest.Real(t, options...)
@@ -168,15 +172,11 @@ func TestTLSEverywhere(t *testing.T) {
 		defer c.Close()
 		return c.ConnectionState().PeerCertificates[0].Subject.CommonName
 	}
-	kafkatest.Eventually(t, 10*time.Second, func() error {
-		if got := served(); got != "number-1" {
-			t.Fatalf("with a pair that doesn't match, the proxy shows %s, want the old one", got)
-		}
-		if n := in.Metrics()["kmirror_tls_reload_errors_total"]; n != 1 {
-			return fmt.Errorf("%v errors counted, want 1", n)
-		}
-		return nil
-	})
+	wantOldPair(t, in, "a pair that doesn't match", 1, served)
+	if err := os.Remove(file("proxy-key.pem")); err != nil {
+		t.Fatal(err)
+	}
+	wantOldPair(t, in, "a key that can't be read", 2, served)
 	if !strings.Contains(in.Log(), "the ones before stay in use") {
 		t.Error("the log doesn't say that the files aren't usable")
 	}
@@ -212,6 +212,20 @@ func TestTLSEverywhere(t *testing.T) {
 		c.Close()
 		t.Error("TLS 1.1 is served")
 	}
+}
+
+// wantOldPair waits until the proxy has found its new files unusable, as errors counts; until then and then it shows the first pair.
+func wantOldPair(t *testing.T, in *testbed.Instance, what string, errors float64, served func() string) {
+	t.Helper()
+	kafkatest.Eventually(t, 10*time.Second, func() error {
+		if got := served(); got != "number-1" {
+			t.Fatalf("with %s, the proxy shows %s, want the old one", what, got)
+		}
+		if n := in.Metrics()["kmirror_tls_reload_errors_total"]; n != errors {
+			return fmt.Errorf("with %s: %v errors counted, want %v", what, n, errors)
+		}
+		return nil
+	})
 }
 
 // TestServerNames: one port for two brokers, each reached under its own name, by a client that resolves these names to the proxy.

@@ -1,0 +1,142 @@
+package security
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/internal/kafkatest"
+	"kmirror/test/testbed"
+)
+
+// TestHandshakeV0 is the log-in of old clients (KIP-43): after a SaslHandshake v0 come tokens without headers, then requests, on a real broker and
+// through the proxy, with and without TLS. Wrong passwords end as they do directly.
+func TestHandshakeV0(t *testing.T) {
+	source := startSecured(t)
+	broker := source.Broker(1)
+	trusting := source.ca.client(source.ca, 1)
+	for _, tt := range []struct {
+		name, listener string
+		tls            *tls.Config // of connections to the broker
+	}{
+		{"plain connections", "SASL", nil},
+		{"TLS to the source", "SECURE", trusting},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			direct := broker.Listener(tt.listener)
+			args := append([]string{"--roles", "proxy", "--log.level", "debug"}, ownLogin("source", "PLAIN")...)
+			if tt.tls != nil {
+				args = append(args, "--source.tls.enabled=true", "--source.tls.ca_file", source.ca.file)
+			}
+			in := testbed.Start(t, seedsOf{source, []string{direct}}, source, args...)
+			for _, mechanism := range []string{"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"} {
+				for _, secret := range []string{password, "wr0ng"} {
+					want := logInV0(t, direct, tt.tls, mechanism, secret)
+					got := logInV0(t, in.BrokerAddr(1), nil, mechanism, secret)
+					if got != want {
+						t.Errorf("%s: through the proxy %q, directly %q", mechanism, got, want)
+					}
+					if served := strings.HasPrefix(want, "served"); served != (secret == password) {
+						t.Errorf("%s with password %q: %q", mechanism, secret, want)
+					}
+				}
+			}
+			if want, got := logInV0(t, direct, tt.tls, "NONE", ""), logInV0(t, in.BrokerAddr(1), nil, "NONE", ""); got != want || !strings.Contains(want, "UNSUPPORTED") {
+				t.Errorf("a mechanism that isn't enabled: through the proxy %q, directly %q", got, want)
+			}
+			wantNoSecret(t, in.Log())
+			kafkatest.Eventually(t, 30*time.Second, func() error {
+				if n := in.Metrics()["kmirror_proxy_connections"]; n != 0 {
+					return fmt.Errorf("%v connections are left", n)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// logInV0 logs in by SaslHandshake v0, asks for metadata twice, and tells what came of it.
+func logInV0(t *testing.T, address string, config *tls.Config, mechanism, secret string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if config != nil {
+		config := config.Clone()
+		config.ServerName = "127.0.0.1"
+		c = tls.Client(c, config)
+	}
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	handshake := kmsg.NewPtrSASLHandshakeRequest()
+	handshake.Mechanism = mechanism
+	resp, err := exchange(c, handshake, 1)
+	if err != nil {
+		return outcome("handshake", err)
+	}
+	if code := resp.(*kmsg.SASLHandshakeResponse).ErrorCode; code != 0 {
+		return fmt.Sprintf("handshake: %v of %v", kerr.ErrorForCode(code), resp.(*kmsg.SASLHandshakeResponse).SupportedMechanisms)
+	}
+	session, message, err := login(mechanism, user, secret).Authenticate(context.Background(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for done := false; !done; {
+		if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(message))), message...)); err != nil {
+			return outcome("token", err)
+		}
+		frame, err := testbed.ReadFrame(c)
+		if err != nil {
+			return outcome("token", err)
+		}
+		if done, message, err = session.Challenge(frame[4:]); err != nil {
+			return "token: " + err.Error()
+		}
+	}
+	metadata := kmsg.NewPtrMetadataRequest()
+	metadata.Version, metadata.Topics = 5, []kmsg.MetadataRequestTopic{}
+	for i := range int32(2) {
+		if resp, err = exchange(c, metadata, 10+i); err != nil {
+			return outcome("metadata", err)
+		}
+	}
+	return fmt.Sprintf("served by %d brokers", len(resp.(*kmsg.MetadataResponse).Brokers))
+}
+
+// exchange sends a request that isn't flexible, and decodes its answer.
+func exchange(c net.Conn, req kmsg.Request, correlationID int32) (kmsg.Response, error) {
+	if _, err := c.Write(kmsg.NewRequestFormatter(kmsg.FormatterClientID("old")).AppendRequest(nil, req, correlationID)); err != nil {
+		return nil, err
+	}
+	frame, err := testbed.ReadFrame(c)
+	if err != nil {
+		return nil, err
+	}
+	if got := int32(binary.BigEndian.Uint32(frame[4:])); got != correlationID {
+		return nil, fmt.Errorf("correlation ID %d, want %d", got, correlationID)
+	}
+	resp := req.ResponseKind()
+	resp.SetVersion(req.GetVersion())
+	return resp, resp.ReadFrom(frame[8:])
+}
+
+// outcome names an error without the addresses in it.
+func outcome(step string, err error) string {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return step + ": closed"
+	}
+	return step + ": " + addresses.ReplaceAllString(err.Error(), "ADDRESS")
+}

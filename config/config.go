@@ -106,6 +106,7 @@ type Topics struct {
 	Start             string   `koanf:"start" help:"where a new topic's copy begins: earliest, latest or a time (RFC 3339)"`
 	Rename            string   `koanf:"rename" help:"name on the mirror, as in dr.{topic}; default: the source's"`
 	Partitions        string   `koanf:"partitions" help:"partition p goes to partition p; expand: the mirror topic is given partitions that it lacks; preserve: it isn't"`
+	Offsets           string   `koanf:"offsets" help:"where transactions leave holes in the source's offsets; auto: markers become empty transactions on the mirror, so that offsets stay equal; identical: aborted records too; mapped: offsets shift"`
 	OnRecreate        string   `koanf:"on_recreate" help:"a source topic was deleted and made again: append its records to the old ones, stop, or recreate the mirror's"`
 	OnDataLoss        string   `koanf:"on_data_loss" help:"the source deleted records before they were mirrored: continue or stop"`
 	OnDivergence      string   `koanf:"on_divergence" help:"the source lost records that are on the mirror: stop or continue"`
@@ -121,6 +122,7 @@ type Timing struct {
 	Look           time.Duration `koanf:"look" help:"how often the source is asked for log ends that no producer's answer told"`
 	Checkpoint     time.Duration `koanf:"checkpoint" help:"how often positions are committed on the source"`
 	SessionTimeout time.Duration `koanf:"session_timeout" help:"after it a silent instance's partitions go to another one"`
+	Fill           time.Duration `koanf:"fill" help:"how long a partition may be held up by empty transactions, one takes about 8 ms, before it reaches the source's end; past it, its offsets shift"`
 	TakeoverWait   time.Duration `koanf:"takeover_wait" help:"wait before old data of a lost instance goes on: the mirror's connections.max.idle.ms + 1 minute"`
 }
 
@@ -148,7 +150,7 @@ func Default() Config {
 			},
 		},
 		Topics: Topics{
-			Include: []string{"/.*/"}, Start: "earliest", Partitions: "expand",
+			Include: []string{"/.*/"}, Start: "earliest", Partitions: "expand", Offsets: "auto",
 			Settings: []string{
 				"cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms",
 				"message.timestamp.before.max.ms", "message.timestamp.after.max.ms",
@@ -158,7 +160,7 @@ func Default() Config {
 		MirrorMemory: 256 << 20,
 		Timing: Timing{
 			Refresh: 5 * time.Second, Settings: 30 * time.Second, Look: time.Second, Checkpoint: time.Second,
-			SessionTimeout: 10 * time.Second, TakeoverWait: 11 * time.Minute,
+			SessionTimeout: 10 * time.Second, TakeoverWait: 11 * time.Minute, Fill: time.Minute,
 		},
 		Grace: 30 * time.Second,
 		Admin: Admin{Listen: "127.0.0.1:9180"},

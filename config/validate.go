@@ -216,6 +216,7 @@ func (t Topics) check(p *Problems) {
 	}
 	t.checkRename(p)
 	oneOf(p, "topics.partitions", t.Partitions, "expand", "preserve")
+	oneOf(p, "topics.offsets", t.Offsets, "auto", "identical", "mapped")
 	oneOf(p, "topics.on_recreate", t.OnRecreate, "append", "stop", "recreate")
 	for i, name := range t.Settings {
 		if slices.Contains(ownSettings, name) {
@@ -259,6 +260,7 @@ func (t Timing) check(p *Problems) {
 	atLeast("timing.checkpoint", t.Checkpoint, 10*time.Millisecond)
 	atLeast("timing.session_timeout", t.SessionTimeout, time.Second)
 	atLeast("timing.takeover_wait", t.TakeoverWait, 0)
+	atLeast("timing.fill", t.Fill, 0)
 }
 
 // checkAddress reports what keeps address from being a host:port.

@@ -119,6 +119,7 @@ func (l *loop) publish() {
 func (l *loop) letStreamGo(s *stream, hand bool) {
 	s.removed = true
 	s.accepting.Store(false)
+	s.endFilling()
 	s.release(l.drop)
 	delete(l.streams, s.topicPartition)
 	delete(l.looking.wanted, s)

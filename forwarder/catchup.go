@@ -338,6 +338,10 @@ func (l *loop) fetchedPartition(s *stream, p *kmsg.FetchResponseTopicPartition, 
 func (l *loop) reachedEnd(s *stream, end int64) {
 	s.linkUp(l.drop)
 	l.makeReady(s)
+	if s.next >= end && len(s.queue)+len(s.flight) == 0 && !s.filling {
+		s.fillSpent = 0
+		l.fillBehind(s)
+	}
 	switch {
 	case s.tail:
 		l.tryTail(s)

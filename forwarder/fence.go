@@ -148,42 +148,13 @@ func (l *loop) dialAll(ctx context.Context, addresses map[string]string) map[str
 	return conns
 }
 
-// emptyTransaction runs one over a partition and aborts it. The marker may come later than the answer (F7). After an error nothing is known; the
-// next attempt raises the epoch again. EndTxn stays below v5, in which it would raise the epoch once more.
+// emptyTransaction opens a new epoch of a transactional ID and runs one over a partition. After an error nothing is known; the next attempt raises the epoch
+// again.
 func emptyTransaction(ctx context.Context, c *conn, id, topic string, partition int32) (producerID int64, epoch int16, err error) {
-	err = retryCoordinator(ctx, func() error {
-		req := kmsg.NewPtrInitProducerIDRequest()
-		req.TransactionalID, req.TransactionTimeoutMillis, req.ProducerID, req.ProducerEpoch = &id, int32(fenceTransaction.Milliseconds()), -1, -1
-		return askOnce(ctx, c, req, 4, func(resp *kmsg.InitProducerIDResponse) int16 {
-			producerID, epoch = resp.ProducerID, resp.ProducerEpoch
-			return resp.ErrorCode
-		})
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("InitProducerId %s: %w", id, err)
+	if producerID, epoch, err = initProducerID(ctx, c, id); err == nil {
+		err = abortEmpty(ctx, c, id, producerID, epoch, topic, partition)
 	}
-	err = retryCoordinator(ctx, func() error {
-		req := kmsg.NewPtrAddPartitionsToTxnRequest()
-		req.TransactionalID, req.ProducerID, req.ProducerEpoch = id, producerID, epoch
-		req.Topics = []kmsg.AddPartitionsToTxnRequestTopic{{Topic: topic, Partitions: []int32{partition}}}
-		return askOnce(ctx, c, req, 3, func(resp *kmsg.AddPartitionsToTxnResponse) int16 {
-			for _, t := range resp.Topics {
-				for _, p := range t.Partitions {
-					return p.ErrorCode
-				}
-			}
-			return kerr.UnknownServerError.Code
-		})
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("AddPartitionsToTxn %s: %w", id, err)
-	}
-	req := kmsg.NewPtrEndTxnRequest()
-	req.TransactionalID, req.ProducerID, req.ProducerEpoch, req.Commit = id, producerID, epoch, false
-	if err := askOnce(ctx, c, req, 4, func(resp *kmsg.EndTxnResponse) int16 { return resp.ErrorCode }); err != nil {
-		return 0, 0, fmt.Errorf("EndTxn %s: %w", id, err)
-	}
-	return producerID, epoch, nil
+	return producerID, epoch, err
 }
 
 // askOnce sends a request, at most in version limit, and returns the error of the code that read finds in the answer.
@@ -198,7 +169,7 @@ func askOnce[R kmsg.Response](ctx context.Context, c *conn, req kmsg.Request, li
 
 // retryCoordinator repeats ask while the coordinator is busy with the transaction before, or isn't there yet.
 func retryCoordinator(ctx context.Context, ask func() error) error {
-	wait := newBackoff(10*time.Millisecond, 500*time.Millisecond)
+	wait := newBackoff(2*time.Millisecond, 200*time.Millisecond)
 	for {
 		err := ask()
 		if !slices.ContainsFunc([]*kerr.Error{kerr.ConcurrentTransactions, kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable},

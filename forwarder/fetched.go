@@ -21,6 +21,7 @@ type piece struct {
 	leaderEpoch int32
 	converted   bool // made of messages of an old format: it has memory of its own
 	sparse      bool // has fewer records than offsets
+	data        bool // of a hole: held records, of an aborted transaction or such as were compacted away
 }
 
 // plan is what a Fetch brought for a stream, from its next offset on, without a gap.
@@ -69,10 +70,10 @@ func readFetched(records []byte, aborted []kmsg.FetchResponseTopicPartitionAbort
 			}
 			return pieces, nil
 		case hole, b.RecordCount() == 0:
-			pieces = append(pieces, piece{base: next, end: end})
+			pieces = append(pieces, piece{base: next, end: end, data: !b.Control()})
 		default:
 			if base > next {
-				pieces = append(pieces, piece{base: next, end: base})
+				pieces = append(pieces, piece{base: next, end: base, data: true})
 			}
 			pieces = append(pieces, piece{base: base, end: end, batch: b, leaderEpoch: b.LeaderEpoch(), converted: converted, sparse: !b.Dense()})
 		}
@@ -116,7 +117,7 @@ func (l *loop) writeSegments(s *stream, missing []segment) {
 	}
 	s.segmenting = true
 	session := s.session
-	id := identity{sourceCluster: l.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+	id := s.identity()
 	records := make([]segmentRecord, len(missing))
 	for i, m := range missing {
 		records[i] = segmentRecord{
@@ -158,7 +159,7 @@ func (l *loop) consume(s *stream, pl plan, memory *fetchMemory) error {
 	for _, x := range pl {
 		if x.batch == nil {
 			if x.end > s.next {
-				s.skip(x.end)
+				s.skip(x.end, x.data)
 				s.uncommitted = true
 			}
 			continue
@@ -216,7 +217,7 @@ func (l *loop) queueRecoded(s *stream, x piece, count int64) error {
 		e.batch, err = protocol.Recode(x.batch, e.base, e.end, l.codec)
 	}
 	if s.fence != nil && errors.Is(err, protocol.ErrNoRecords) {
-		s.skip(e.end)
+		s.skip(e.end, true)
 		return nil
 	}
 	if err != nil {

@@ -218,6 +218,8 @@ func (l *loop) produce(k *link) bool {
 			l.seekQuiet(s)
 		case uncovered:
 			l.coverQueue(s)
+		case unfilled:
+			l.fillBefore(s)
 		}
 	}
 	if len(p.parts) == 0 {

@@ -43,20 +43,21 @@ type loop struct {
 	judged      map[string]protocol.TopicID // source topics for which the mirror was last looked at
 	groupTopics atomic.Pointer[map[string]int32]
 
-	links       map[int32]*brokerLinks
-	fetchers    map[fetcherKey]*fetcher
-	conns       map[*conn]bool
-	dirty       map[*link]bool
-	fetchWanted map[*stream]bool
-	looking     looking
-	lookedAt    time.Time
-	sourceWait  backoff
-	sourceReach reach
-	mirrorReach reach
-	timers      timers
-	refreshing  refreshing
-	committing  bool
-	releases    []commit
+	links        map[int32]*brokerLinks
+	fetchers     map[fetcherKey]*fetcher
+	conns        map[*conn]bool
+	coordinators coordinators
+	dirty        map[*link]bool
+	fetchWanted  map[*stream]bool
+	looking      looking
+	lookedAt     time.Time
+	sourceWait   backoff
+	sourceReach  reach
+	mirrorReach  reach
+	timers       timers
+	refreshing   refreshing
+	committing   bool
+	releases     []commit
 
 	expireAge    time.Duration
 	takeoverWait time.Duration
@@ -276,6 +277,7 @@ func (l *loop) closeConns() {
 	for c := range l.conns {
 		c.close(errConnClosed)
 	}
+	l.coordinators.close()
 }
 
 // letGo frees what came in after the loop had ended; all tasks are done.

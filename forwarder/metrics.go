@@ -16,6 +16,7 @@ var Metrics = map[string]string{
 	"kmirror_forwarder_doubts_total":            "Times that offers were held until the source was asked again (rule T1).",
 	"kmirror_forwarder_recoded_batches_total":   "Batches that had to be re-encoded.",
 	"kmirror_forwarder_merged_batches_total":    "Source batches that went to the mirror merged with their neighbours.",
+	"kmirror_forwarder_fillers_total":           "Empty transactions written to the mirror so that offsets stay equal behind the source's transaction markers.",
 	"kmirror_forwarder_refusals_total":          "Batches that the mirror answered with an error.",
 	"kmirror_forwarder_session_ends_total":      "Sessions that ended: a connection, a leader or an answer.",
 	"kmirror_forwarder_dial_errors_total":       "Connections to mirror brokers that failed.",
@@ -38,7 +39,7 @@ type metrics struct {
 	produceRequests, producedBytes                  prometheus.Counter
 	fetches, fetchedBytes                           prometheus.Counter
 	gaps, offersRefused, doubts, recoded, merged    prometheus.Counter
-	refusals, sessionEnds, dialErrors               prometheus.Counter
+	fillers, refusals, sessionEnds, dialErrors      prometheus.Counter
 	lostRecords, foreignRecords, checkpointErrors   prometheus.Counter
 }
 
@@ -63,6 +64,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		doubts:          counter("kmirror_forwarder_doubts_total"),
 		recoded:         counter("kmirror_forwarder_recoded_batches_total"),
 		merged:          counter("kmirror_forwarder_merged_batches_total"),
+		fillers:         counter("kmirror_forwarder_fillers_total"),
 		refusals:        counter("kmirror_forwarder_refusals_total"),
 		sessionEnds:     counter("kmirror_forwarder_session_ends_total"),
 		dialErrors:      counter("kmirror_forwarder_dial_errors_total"),

@@ -103,6 +103,16 @@ func (n *numbering) offset(position int64) int64 {
 	return s.source + position - s.position
 }
 
+// holeBefore returns where the hole begins that ends at a source offset; that offset where there is none.
+func (n *numbering) holeBefore(source int64) int64 {
+	i := sort.Search(len(n.segments), func(i int) bool { return n.segments[i].source >= source })
+	if i == 0 || i == len(n.segments) || n.segments[i].source != source {
+		return source
+	}
+	before := n.segments[i-1]
+	return before.source + n.segments[i].position - before.position
+}
+
 // runs returns the source offsets of count positions from position on.
 func (n *numbering) runs(position, count int64) (runs []protocol.Run) {
 	for end := position + count; position < end; {

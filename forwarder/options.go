@@ -48,6 +48,9 @@ type Options struct {
 	OnRecreate RecreatePolicy
 	Expand     bool // mirror topics get the partitions that the source's have more
 
+	Offsets  OffsetPolicy
+	FillTime time.Duration // that a stream may spend on fillers before it reaches the source log's end
+
 	SyncedSettings []string      // topic settings to be kept in step on the mirror; none: nothing is changed there
 	FixSettings    bool          // of mirror topics, where they alter or refuse data and one value mends it; else they are only named
 	SettingsEvery  time.Duration // look at topic settings

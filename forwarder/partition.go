@@ -34,6 +34,7 @@ type entry struct {
 	batch        protocol.Batch
 	memory       protocol.Releaser // nil: the garbage collector's
 	merged       bool              // of several source batches
+	holeData     bool              // the hole below it holds aborted records, not only markers
 	charge       int64             // bytes to give back to the memory budget with it
 }
 
@@ -86,6 +87,10 @@ type partition struct {
 	// A fenced session's records count from 0 (rule N6): sent have gone out, and the source offsets of the first covered are durable.
 	sent, covered int64
 	draining      bool // nothing more may go out in this session: it is to be fenced anew
+	// Holes are filled, so that offsets on the mirror are the source's (fill.go); those with aborted records too, if fillData. While filling, nothing is sent.
+	fills, fillData, filling bool
+	// holeData says that the hole that ends at next holds aborted records.
+	holeData bool
 	// holeFrom is where the hole begins that ends at next, -1: none. What follows it needs a segment first (rule N3).
 	holeFrom int64
 
@@ -144,6 +149,7 @@ func (p *partition) judgeBelow(e entry) verdict {
 
 // take queues a batch at next, and what waited for it.
 func (p *partition) take(e entry) {
+	e.holeData, p.holeData = p.holeData, false
 	p.queue = append(p.queue, e)
 	p.queuedBytes += e.sizeBytes()
 	p.next = e.end
@@ -212,8 +218,9 @@ func (p *partition) judgeFetched(base, end int64) verdict {
 	return taken
 }
 
-// skip passes over the offsets up to end, which hold nothing for a reader: markers and aborted transactions.
-func (p *partition) skip(end int64) {
+// skip passes over the offsets up to end, which hold nothing for a reader: markers and, if data, records of aborted transactions.
+func (p *partition) skip(end int64, data bool) {
+	p.holeData = p.holeData || data
 	if p.holeFrom < 0 && p.fence == nil {
 		p.holeFrom = p.next
 	}
@@ -241,6 +248,7 @@ const (
 	busy                // an answer must come first
 	unquiet             // an earlier session's requests must be out of the way first (rule S5)
 	uncovered           // the source offsets of the next records must be durable first (rule N6)
+	unfilled            // the mirror's log doesn't end where the head begins: a hole is to be filled
 )
 
 // maySend decides about the head of the queue. Rules S3 and S5.
@@ -253,7 +261,7 @@ func (p *partition) maySend(now time.Time) readiness {
 	if !p.quiet && (old || !p.stateFresh) {
 		return unquiet
 	}
-	if p.draining {
+	if p.draining || p.filling {
 		return busy
 	}
 	if p.fence != nil && p.sent+head.records() > p.covered {
@@ -261,7 +269,13 @@ func (p *partition) maySend(now time.Time) readiness {
 	}
 	n := len(p.flight)
 	if n == 0 {
+		if p.fills && p.fence == nil && head.base != p.mirrorEnd {
+			return unfilled
+		}
 		return ready
+	}
+	if p.fills && p.hasSegment(head.base) {
+		return busy // a hole before it
 	}
 	if n >= maxInFlight || p.solo || p.lastOld || old {
 		return busy
@@ -386,7 +400,7 @@ func (p *partition) release(drop func(entry)) {
 		drop(e)
 	}
 	p.dropEarly(drop)
-	p.queue, p.queuedBytes, p.holeFrom = nil, 0, -1
+	p.queue, p.queuedBytes, p.holeFrom, p.holeData = nil, 0, -1, false
 	if p.next = p.acked; len(p.flight) > 0 {
 		p.next = p.flight[len(p.flight)-1].end
 	}

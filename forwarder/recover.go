@@ -111,9 +111,8 @@ func (l *loop) startRecovery(k *link) {
 }
 
 func (l *loop) recoverJob(s *stream) *recoverJob {
-	id := identity{sourceCluster: l.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
 	return &recoverJob{
-		stream: s, tp: s.topicPartition, id: id, stored: s.stored,
+		stream: s, tp: s.topicPartition, id: s.identity(), stored: s.stored,
 		have:  s.haveStored,
 		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
 		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, appeared: s.appeared, partitions: s.partitions,
@@ -552,6 +551,10 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.solo = true
 	s.sent, s.covered, s.sessionFrom = 0, 0, l.now
 	s.wantFence, s.wantDense = false, false
+	s.fills, s.fillData = l.opts.Offsets != OffsetsMapped && !s.shifted && s.fence == nil, l.opts.Offsets == OffsetsIdentical
+	if start := s.holeBefore(s.next); s.fills && start <= s.mirrorEnd && s.mirrorEnd < s.next {
+		s.next, s.acked = start, start // read again what is to be filled
+	}
 	if !l.now.Before(s.batchLimitUntil) {
 		s.batchLimit, s.mergeBytes = 0, l.opts.MergeBytes
 	}

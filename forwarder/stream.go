@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -66,6 +67,11 @@ type stream struct {
 	covering    bool      // source offsets of what waits are being made durable
 	sessionFrom time.Time // when the session began
 
+	filler      *filler            // nil: nothing was filled yet
+	stopFilling context.CancelFunc // of the filling under way
+	fillSpent   time.Duration      // on filling, since the log's end was last reached
+	shifted     bool               // offsets on the mirror aren't the source's any more
+
 	segmenting  bool // segments are being written
 	fetching    bool
 	fetchAfter  time.Time
@@ -121,6 +127,11 @@ func (l *loop) newStream(tp topicPartition, source, mirror *topicView) *stream {
 	return s
 }
 
+// identity of the stream, in generation 0.
+func (s *stream) identity() identity {
+	return identity{sourceCluster: s.loop.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+}
+
 func (s *stream) logFields(more ...zap.Field) []zap.Field {
 	return append([]zap.Field{zap.String("topic", s.topic), zap.Int32("partition", s.index)}, more...)
 }
@@ -159,12 +170,13 @@ func (l *loop) endSession(s *stream, err error) {
 		return
 	}
 	s.doubt = s.doubt || len(s.flight) > 0
+	s.endFilling()
 	s.conn, s.link, s.readyOn = nil, nil, nil
 	s.session++
 	s.accepting.Store(false)
 	s.flight = nil
 	s.release(l.drop)
-	s.linked, s.fetching, s.covering, s.draining = false, false, false, false
+	s.linked, s.fetching, s.covering, s.draining, s.filling = false, false, false, false, false
 	l.metrics.sessionEnds.Inc()
 	l.retryLater(s, s.wait.next(), err)
 }
@@ -242,6 +254,7 @@ func (l *loop) acknowledged(s *stream, e *entry, baseOffset int64) {
 		l.again(s, errRefence)
 	default:
 		l.makeReady(s)
+		l.fillBehind(s)
 	}
 }
 

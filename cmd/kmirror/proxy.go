@@ -166,8 +166,14 @@ func forwarderOptions(c config.Config, source, mirror forwarder.ClusterOptions) 
 		CheckpointEvery:   c.Timing.Checkpoint,
 		SessionTimeout:    c.Timing.SessionTimeout,
 		TakeoverWait:      c.Timing.TakeoverWait,
+		Offsets:           offsetPolicies[c.Topics.Offsets],
+		FillTime:          c.Timing.Fill,
 		DrainTimeout:      drainTimeout(c),
 	}, nil
+}
+
+var offsetPolicies = map[string]forwarder.OffsetPolicy{
+	"auto": forwarder.OffsetsAuto, "identical": forwarder.OffsetsIdentical, "mapped": forwarder.OffsetsMapped,
 }
 
 var recreatePolicies = map[string]forwarder.RecreatePolicy{

@@ -28,7 +28,7 @@ func NewSeed(t testing.TB) uint64 {
 	if seed == 0 {
 		seed = rand.Uint64()>>1 | 1
 	}
-	t.Logf("seed %d: go test ./test -run '^%s$' -seed %d", seed, t.Name(), seed)
+	t.Logf("seed %d: go test -run '^%s$' -seed %d", seed, t.Name(), seed)
 	return seed
 }
 

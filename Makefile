@@ -56,8 +56,8 @@ kafka: ## Apache Kafka's jars
 	mkdir -p .cache/node && cp test/clients/package.json $< .cache/node && npm ci --silent --no-audit --no-fund --prefix .cache/node
 	touch $@
 
-debian-packages: ## kcat, Java, Maven, Python and Node, where their commands are missing
-	@test/clients/debian-packages kcat=kcat java=openjdk-17-jre-headless mvn=maven python3=python3-venv npm=npm
+debian-packages: ## kcat, Java, Maven, Python, Node and a KDC, where their commands are missing
+	@test/clients/debian-packages kcat=kcat java=openjdk-17-jre-headless mvn=maven python3=python3-venv npm=npm krb5kdc=krb5-kdc kadmin.local=krb5-admin-server
 
 clean: ## all that was built or fetched
 	rm -rf bin .cache

@@ -30,7 +30,7 @@ type link struct {
 	down   bool // the last attempt failed, said once
 
 	waiting    []*stream // for recovery on this link
-	recovering bool
+	recovering [2]bool   // of dense streams, of fenced ones: a transaction coordinator that doesn't answer holds up its own alone
 	ready      []*stream // with something to send, fair by turns
 	producing  int
 	mutedUntil time.Time // throttled by the broker, or the group membership isn't confirmed

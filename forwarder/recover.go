@@ -72,36 +72,50 @@ func (l *loop) recover(s *stream) {
 	l.dirty[k] = true
 }
 
-const recoverBatch = 500
+// recoverAtOnce bounds the streams of one batch.
+const recoverAtOnce = 500
 
-// startRecovery resolves what waits for a link, as one batch.
+// startRecovery resolves what waits for a link, dense and fenced streams in a batch each.
 func (l *loop) startRecovery(k *link) {
-	if len(k.waiting) == 0 || k.recovering {
+	if len(k.waiting) == 0 || k.recovering[0] && k.recovering[1] {
 		return
 	}
 	if k.conn == nil {
 		l.connect(k)
 		return
 	}
-	n := min(len(k.waiting), recoverBatch)
-	jobs := make([]*recoverJob, 0, n)
-	for _, s := range k.waiting[:n] {
-		if s.removed {
-			s.recovering = false
-			continue
+	var jobs [2][]*recoverJob
+	rest := k.waiting[:0]
+	for _, s := range k.waiting {
+		class := 0
+		if s.wantFence || s.fence != nil {
+			class = 1
 		}
-		jobs = append(jobs, l.recoverJob(s))
+		switch {
+		case s.removed:
+			s.recovering = false
+		case k.recovering[class] || len(jobs[class]) == recoverAtOnce:
+			rest = append(rest, s)
+		default:
+			jobs[class] = append(jobs[class], l.recoverJob(s))
+		}
 	}
-	k.waiting = append(k.waiting[:0], k.waiting[n:]...)
-	if len(jobs) == 0 {
-		return
+	clear(k.waiting[len(rest):])
+	k.waiting = rest
+	for class := range jobs {
+		if len(jobs[class]) > 0 {
+			l.startBatch(k, class, jobs[class])
+		}
 	}
-	k.recovering = true
+}
+
+func (l *loop) startBatch(k *link, class int, jobs []*recoverJob) {
+	k.recovering[class] = true
 	c := k.conn
 	l.spawn(func(ctx context.Context) {
 		results := l.recoverAll(ctx, c, jobs)
 		l.inbox.call(func() {
-			k.recovering = false
+			k.recovering[class] = false
 			l.dirty[k] = true
 			for i := range results {
 				l.recovered(k, c, &results[i])
@@ -520,8 +534,11 @@ func (l *loop) recovered(k *link, c *conn, r *recovered) {
 		}
 		return
 	}
-	if errors.Is(r.err, errOvertaken) {
+	switch {
+	case errors.Is(r.err, errOvertaken):
 		s.wantFence, s.wantDense = false, false // as it stands now
+	case r.err != nil && r.numbering.fence != nil:
+		s.wantFence = true // it was, which a new process doesn't know before it asks
 	}
 	if r.err != nil {
 		if isLeadership(r.err) {

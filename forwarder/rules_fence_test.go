@@ -209,3 +209,36 @@ func TestN6OldDataWaitsOutTheSessionBefore(t *testing.T) {
 	f, _ := r.start(func(o *forwarder.Options) { o.MergeBytes = 0 })
 	r.wantAll(f, "a b f i l")
 }
+
+// A transaction coordinator that doesn't answer holds up fenced streams alone (recover.go: startRecovery's two batches).
+func TestACoordinatorThatHangsHoldsUpItsStreamsAlone(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.compacted()
+	plain := []string{"plain-1", "plain-2", "plain-3"}
+	for _, topic := range plain {
+		r.source.CreateTopic(topic, 1)
+	}
+	f, _ := r.start(nil)
+	r.wantAll(f, "a b f g i l w x")
+	asked := make(chan struct{}, 1000)
+	r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if req.Key == initProducerIDKey {
+			asked <- struct{}{}
+			return scripted.HoldForever()
+		}
+		return scripted.Pass()
+	})
+	r.source.Append("orders", 0, scripted.Batch{BaseOffset: 90, Values: []string{"z"}})
+	<-asked
+	for _, topic := range plain { // its session ends, on the link of the one that hangs too
+		r.mirror.InterceptNext(1, produceKey, func(req *scripted.Request) bool { return r.batchOf(req, topic) != nil },
+			func(*scripted.Request) scripted.Action { return scripted.Fail(kerr.NotEnoughReplicas) })
+		r.source.AppendForeign(topic, 0, "x")
+		r.mirror.Await(t, topic, func() bool { return len(r.mirror.Records(topic, 0)) == 1 })
+		for _, s := range f.Status().Streams {
+			if s.Topic == "orders" && s.State != forwarder.StateRecover.String() {
+				t.Errorf("%s went on only when the fenced stream was %s", topic, s.State)
+			}
+		}
+	}
+}

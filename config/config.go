@@ -105,7 +105,7 @@ type Topics struct {
 	Exclude           []string `koanf:"exclude" help:"topics left out, named in the same way"`
 	Start             string   `koanf:"start" help:"where a new topic's copy begins: earliest, latest or a time (RFC 3339)"`
 	Rename            string   `koanf:"rename" help:"name on the mirror, as in dr.{topic}; default: the source's"`
-	Partitions        string   `koanf:"partitions" help:"partition p goes to partition p; expand: the mirror topic is given partitions that it lacks; preserve: it isn't"`
+	Partitions        string   `koanf:"partitions" help:"partition p goes to partition p; expand: the mirror topic is given partitions that it lacks; preserve: it isn't; repartition: each source partition is spread over all of the mirror's, by key, without one by offset"`
 	Offsets           string   `koanf:"offsets" help:"where transactions leave holes in the source's offsets; auto: markers become empty transactions on the mirror, so that offsets stay equal; identical: aborted records too; mapped: offsets shift"`
 	OnRecreate        string   `koanf:"on_recreate" help:"a source topic was deleted and made again: append its records to the old ones, stop, or recreate the mirror's"`
 	OnDataLoss        string   `koanf:"on_data_loss" help:"the source deleted records before they were mirrored: continue or stop"`

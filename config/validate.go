@@ -215,7 +215,7 @@ func (t Topics) check(p *Problems) {
 		}
 	}
 	t.checkRename(p)
-	oneOf(p, "topics.partitions", t.Partitions, "expand", "preserve")
+	oneOf(p, "topics.partitions", t.Partitions, "expand", "preserve", "repartition")
 	oneOf(p, "topics.offsets", t.Offsets, "auto", "identical", "mapped")
 	oneOf(p, "topics.on_recreate", t.OnRecreate, "append", "stop", "recreate")
 	for i, name := range t.Settings {

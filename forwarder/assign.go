@@ -28,54 +28,32 @@ func (l *loop) reconcile() {
 		return
 	}
 	clear(l.unmet)
-	leaving := map[topicPartition]bool{}
+	leaving := map[streamKey]bool{}
 	for s := range l.leaving {
-		leaving[s.topicPartition] = true
+		leaving[s.key()] = true
 	}
 	var fresh []*stream
+	l.wanted = 0
 	for tp := range l.owned {
-		s, why := l.streams[tp], ""
 		source, mirror := l.sourceView.topics[tp.topic], l.mirrorView.topics[l.refresher.rename.mirrorName(tp.topic)]
-		switch {
-		case source == nil || int(tp.partition) >= len(source.partitions):
-			why = "the source topic is gone"
-		case l.topicErrors[tp.topic] != nil:
-			why = l.topicErrors[tp.topic].Error()
-		case mirror == nil || mirror.err != nil || int(tp.partition) >= len(mirror.partitions):
-			why = "the mirror partition isn't there yet"
-		case s != nil && s.topicID != source.id:
-			l.log.Warn("source topic was recreated: its records follow the old ones on the mirror", s.logFields()...)
-			l.letStreamGo(s, false)
-			s, leaving[tp] = nil, l.leaving[s]
-		case s != nil && s.mirrorTopicID != mirror.id:
-			l.log.Warn("mirror topic was recreated: mirroring starts as the start policy says", s.logFields()...)
-			l.letStreamGo(s, false)
-			s, leaving[tp] = nil, l.leaving[s]
-		}
-		if why != "" {
+		if why := l.whyNot(tp, source, mirror); why != "" {
+			l.wanted++
 			l.unmet[tp] = why
-			if s != nil && source == nil {
-				l.log.Warn("source topic is gone", s.logFields()...)
-				l.letStreamGo(s, false)
+			if source == nil {
+				l.letTopicGo(tp)
 			}
 			continue
 		}
-		if s == nil {
-			if leaving[tp] {
-				continue // once its last batch is answered
+		targets := l.targets(tp, mirror)
+		l.wanted += len(targets)
+		for _, to := range targets {
+			if s := l.reconcileStream(streamKey{tp, to}, source, mirror, leaving); s != nil {
+				fresh = append(fresh, s)
 			}
-			if l.judged[tp.topic] != source.id {
-				l.unmet[tp] = "the mirror topic isn't looked at yet"
-				continue // a topic made again may have to stop, or its mirror topic to go
-			}
-			s = l.newStream(tp, source, mirror)
-			l.streams[tp] = s
-			fresh = append(fresh, s)
 		}
-		l.setLeaders(s, source.partitions[tp.partition], mirror.partitions[tp.partition])
 	}
-	for tp, s := range l.streams {
-		if !l.owned[tp] {
+	for key, s := range l.streams {
+		if !l.owned[key.topicPartition] {
 			l.letStreamGo(s, true)
 		}
 	}
@@ -83,6 +61,58 @@ func (l *loop) reconcile() {
 	if len(fresh) > 0 {
 		l.loadCheckpoints(fresh)
 	}
+}
+
+// whyNot says why an owned partition has no stream now, "": it may have.
+func (l *loop) whyNot(tp topicPartition, source, mirror *topicView) string {
+	switch {
+	case source == nil || int(tp.partition) >= len(source.partitions):
+		return "the source topic is gone"
+	case l.topicErrors[tp.topic] != nil:
+		return l.topicErrors[tp.topic].Error()
+	case mirror == nil || mirror.err != nil || len(mirror.partitions) == 0 || !l.opts.Repartition && int(tp.partition) >= len(mirror.partitions):
+		return "the mirror partition isn't there yet"
+	}
+	return ""
+}
+
+// letTopicGo ends the streams of a partition whose source topic is gone.
+func (l *loop) letTopicGo(tp topicPartition) {
+	for key, s := range l.streams {
+		if key.topicPartition == tp {
+			l.log.Warn("source topic is gone", s.logFields()...)
+			l.letStreamGo(s, false)
+		}
+	}
+}
+
+// reconcileStream makes one stream what both clusters' topics say, and returns it if it is new.
+func (l *loop) reconcileStream(key streamKey, source, mirror *topicView, leaving map[streamKey]bool) (fresh *stream) {
+	s := l.streams[key]
+	switch {
+	case s != nil && s.topicID != source.id:
+		l.log.Warn("source topic was recreated: its records follow the old ones on the mirror", s.logFields()...)
+		l.letStreamGo(s, false)
+		s, leaving[key] = nil, l.leaving[s]
+	case s != nil && s.mirrorTopicID != mirror.id:
+		l.log.Warn("mirror topic was recreated: mirroring starts as the start policy says", s.logFields()...)
+		l.letStreamGo(s, false)
+		s, leaving[key] = nil, l.leaving[s]
+	}
+	if s == nil {
+		if leaving[key] {
+			return nil // once its last batch is answered
+		}
+		if l.judged[key.topic] != source.id {
+			l.unmet[key.topicPartition] = "the mirror topic isn't looked at yet"
+			return nil // a topic made again may have to stop, or its mirror topic to go
+		}
+		s = l.newStream(key, source, mirror)
+		l.streams[key] = s
+		fresh = s
+	}
+	l.setLeaders(s, source.partitions[key.partition], mirror.partitions[key.to])
+	return fresh
 }
 
 func (l *loop) setLeaders(s *stream, source, mirror leadership) {
@@ -103,6 +133,9 @@ func (l *loop) setLeaders(s *stream, source, mirror leadership) {
 func (l *loop) publish() {
 	d := &directory{byName: map[string][]*stream{}, byID: map[protocol.TopicID][]*stream{}}
 	for tp, s := range l.streams {
+		if s.spread != nil {
+			continue // reads the log
+		}
 		of := d.byName[tp.topic]
 		if of == nil {
 			of = make([]*stream, len(l.sourceView.topics[tp.topic].partitions))
@@ -121,21 +154,31 @@ func (l *loop) letStreamGo(s *stream, hand bool) {
 	s.accepting.Store(false)
 	s.endFilling()
 	s.release(l.drop)
-	delete(l.streams, s.topicPartition)
+	delete(l.streams, s.key())
 	delete(l.looking.wanted, s)
 	l.leaving[s] = true
 	s.onDrained = func() {
 		delete(l.leaving, s)
 		if hand && s.haveStored {
-			c := s.checkpoint(l.self)
-			c.released = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
-			l.releases = append(l.releases, commit{s.topicPartition, s.topicID, c})
-			l.commit()
+			l.handOver(s)
 		}
 		s.conn, s.link, s.readyOn = nil, nil, nil
 		l.reconcile()
 	}
 	l.drained(s)
+}
+
+// handOver commits that a stream, or the last share of a source partition, was let go.
+func (l *loop) handOver(s *stream) {
+	c, ok := s.checkpoint(l.self), true
+	c.released = !s.doubt && !s.foreignPending(l.now, l.takeoverWait)
+	if s.spread != nil {
+		c, ok = s.spread.handOver(s, c.released, l.self)
+	}
+	if ok {
+		l.releases = append(l.releases, commit{s.topicPartition, s.topicID, c})
+		l.commit()
+	}
 }
 
 // loadCheckpoints reads what was committed for new streams, then recovers them.

@@ -167,9 +167,16 @@ func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []fetchAsked) {
 	n := len(f.streams)
 	asked := make([]fetchAsked, 0, n)
 	at := map[string]int{}
+	shared := map[topicPartition]bool{}
 	for k := range n {
 		s := f.streams[(k+f.turn)%n]
 		asked = append(asked, fetchAsked{s, s.session})
+		if s.spread != nil {
+			if shared[s.topicPartition] {
+				continue // one read for all shares, from the first of them on
+			}
+			shared[s.topicPartition] = true
+		}
 		i, ok := at[s.topic]
 		if !ok {
 			i = len(req.Topics)
@@ -179,10 +186,23 @@ func (f *fetcher) request(version int16) (*kmsg.FetchRequest, []fetchAsked) {
 			req.Topics = append(req.Topics, t)
 		}
 		p := kmsg.NewFetchRequestTopicPartition()
-		p.Partition, p.FetchOffset, p.PartitionMaxBytes = s.index, s.next, fetchPartBytes
+		p.Partition, p.FetchOffset, p.PartitionMaxBytes = s.index, f.readFrom(s), fetchPartBytes
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
 	}
 	return req, asked
+}
+
+// readFrom is the least offset that a stream, or the shares that are read with it, want.
+func (f *fetcher) readFrom(s *stream) int64 {
+	from := s.next
+	if s.spread != nil {
+		for _, other := range f.streams {
+			if other.topicPartition == s.topicPartition {
+				from = min(from, other.next)
+			}
+		}
+	}
+	return from
 }
 
 func (l *loop) connectFetcher(f *fetcher) {
@@ -243,7 +263,7 @@ func (m *fetchMemory) Release() {
 // fetched takes a Fetch answer.
 func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.FetchResponse, buf *bufpool.Buf, err error) {
 	f.busy = false
-	streams := make(map[fetchPart]*stream, len(asked))
+	streams := make(map[fetchPart][]*stream, len(asked))
 	for _, a := range asked {
 		if s := a.stream; s.session == a.session && s.conn != nil && !s.removed {
 			s.fetching = false
@@ -251,7 +271,7 @@ func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.Fetch
 			if resp.Version >= 13 {
 				key = fetchPart{id: s.topicID, partition: s.index}
 			}
-			streams[key] = s
+			streams[key] = append(streams[key], s)
 		}
 	}
 	if err != nil {
@@ -281,7 +301,7 @@ func (l *loop) fetched(f *fetcher, c *conn, asked []fetchAsked, resp *kmsg.Fetch
 		t := &resp.Topics[i]
 		for j := range t.Partitions {
 			p := &t.Partitions[j]
-			if s := streams[fetchPart{t.Topic, t.TopicID, p.Partition}]; s != nil {
+			for _, s := range streams[fetchPart{t.Topic, t.TopicID, p.Partition}] {
 				l.fetchedPartition(s, p, resp.Version, memory)
 			}
 		}
@@ -346,6 +366,8 @@ func (l *loop) reachedEnd(s *stream, end int64) {
 	case s.tail:
 		l.tryTail(s)
 	case s.next < end:
+	case s.spread != nil:
+		l.becomeTail(s)
 	case s.fence != nil:
 		l.leaveFence(s)
 	case s.linked && l.closeHole(s):
@@ -367,7 +389,7 @@ func (l *loop) goLive(s *stream) {
 
 // tryTail ends tail mode once all that was read for a while had passed the proxy.
 func (l *loop) tryTail(s *stream) {
-	if l.opts.NoOffers || l.now.Sub(s.tailFrom) < tailTrial {
+	if l.opts.NoOffers || s.spread != nil || l.now.Sub(s.tailFrom) < tailTrial {
 		return
 	}
 	offered := s.offered.Load()

@@ -86,13 +86,16 @@ func (l *loop) commit() {
 	l.releases = nil
 	var commits []commit
 	var streams []*stream
+	add := func(s *stream, c checkpoint) {
+		commits, streams = append(commits, commit{s.topicPartition, s.topicID, c}), append(streams, s)
+		s.uncommitted = false
+	}
 	for _, s := range l.streams {
-		if s.uncommitted && s.conn != nil {
-			commits = append(commits, commit{s.topicPartition, s.topicID, s.checkpoint(l.self)})
-			streams = append(streams, s)
-			s.uncommitted = false
+		if s.uncommitted && s.conn != nil && s.spread == nil {
+			add(s, s.checkpoint(l.self))
 		}
 	}
+	l.commitShares(add)
 	if len(commits)+len(releases) == 0 {
 		return
 	}

@@ -145,8 +145,23 @@ const (
 	divergedRetry = time.Minute
 )
 
-// checkLineage asks about all jobs that know their lineage, at the start of a session.
+// checkLineage asks about all jobs that know their lineage, at the start of a session: a partition once at a time, since shares may know it differently.
 func (l *loop) checkLineage(ctx context.Context, results []recovered) error {
+	for from := 0; from < len(results); {
+		seen, to := map[topicPartition]bool{}, from
+		for to < len(results) && !seen[results[to].job.tp] {
+			seen[results[to].job.tp] = true
+			to++
+		}
+		if err := l.checkLineages(ctx, results[from:to]); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
+func (l *loop) checkLineages(ctx context.Context, results []recovered) error {
 	var questions []lineageQuestion
 	for i := range results {
 		if r := &results[i]; r.err == nil && r.job.lineage.epoch >= 0 {

@@ -31,6 +31,8 @@ const (
 	// broker may forget the producer (F3).
 	refenceAfter    = 12 * time.Hour
 	refenceOldAfter = 3 * time.Minute
+	// A share has no place on the mirror in its checkpoint: a scan starts where the session began.
+	refenceShareAfter = time.Hour
 )
 
 var (
@@ -96,7 +98,7 @@ func (l *loop) fenceAll(ctx context.Context, results []recovered) {
 		wg.Go(func() {
 			defer func() { <-turns }()
 			f := &fence{runsFrom: runsFrom}
-			if f.producerID, f.epoch, r.err = emptyTransaction(ctx, c, ids[i], r.job.ask.topic, r.job.id.partition); r.err == nil {
+			if f.producerID, f.epoch, r.err = emptyTransaction(ctx, c, ids[i], r.job.ask.topic, r.job.ask.partition); r.err == nil {
 				r.fence = f
 			}
 		})
@@ -218,7 +220,7 @@ func (l *loop) refence() {
 			continue
 		}
 		age := l.now.Sub(s.sessionFrom)
-		s.draining = s.draining || age > refenceAfter || s.lastOld && age > refenceOldAfter || s.sent > sequenceMask
+		s.draining = s.draining || age > refenceAfter || s.spread != nil && age > refenceShareAfter || s.lastOld && age > refenceOldAfter || s.sent > sequenceMask
 		if s.draining && len(s.flight) == 0 {
 			l.again(s, errRefence)
 		}

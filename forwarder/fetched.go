@@ -185,7 +185,7 @@ func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
 	if s.holeFrom >= 0 && s.hasSegment(s.next) {
 		s.holeFrom = -1
 	}
-	whole := s.next == x.base && !x.sparse && x.batch.Attributes()&protocol.AttrLogAppendTime == 0 && s.fitsMirror(len(x.batch))
+	whole := s.next == x.base && !x.sparse && s.spread == nil && x.batch.Attributes()&protocol.AttrLogAppendTime == 0 && s.fitsMirror(len(x.batch))
 	room, fits := s.mayQueue(x.end - s.next)
 	e := entry{base: x.base, end: x.end, crc: x.batch.CRC(), maxTimestamp: x.batch.MaxTimestamp(), batch: x.batch}
 	switch {
@@ -211,13 +211,17 @@ func (l *loop) queueFetched(s *stream, x piece, memory *fetchMemory) error {
 func (l *loop) queueRecoded(s *stream, x piece, count int64) error {
 	e := entry{base: s.next, end: s.next + count, crc: x.batch.CRC()}
 	var err error
-	if s.fence != nil {
+	switch {
+	case s.spread != nil:
+		e.batch, e.runs, err = protocol.RecodeKept(x.batch, e.base, e.end, l.codec, s.keeps)
+	case s.fence != nil:
 		e.batch, e.runs, err = protocol.RecodeRuns(x.batch, e.base, e.end, l.codec)
-	} else {
+	default:
 		e.batch, err = protocol.Recode(x.batch, e.base, e.end, l.codec)
 	}
 	if s.fence != nil && errors.Is(err, protocol.ErrNoRecords) {
 		s.skip(e.end, true)
+		s.uncommitted = true
 		return nil
 	}
 	if err != nil {

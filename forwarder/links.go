@@ -201,6 +201,10 @@ func (l *loop) produce(k *link) bool {
 			continue // of a session that ended
 		}
 		s.readyOn = nil
+		if p.holds(s) {
+			s.queueUp()
+			continue
+		}
 		switch s.maySend(l.now) {
 		case ready:
 			l.merge(s)

@@ -64,11 +64,13 @@ func listSource(ctx context.Context, client *kgo.Client, tps []topicPartition, t
 // in a topic already mirrored, or of a topic that appeared while kmirror watched, always starts at its beginning.
 func (l *loop) startOffsets(ctx context.Context, results []recovered) (map[topicPartition]int64, error) {
 	var policy, beginning []topicPartition
+	asked := map[topicPartition]bool{} // shares ask for the same
 	for i := range results {
 		r := &results[i]
-		if r.err != nil || len(r.numbering.segments) > 0 || r.standing.found {
+		if r.err != nil || len(r.numbering.segments) > 0 || r.standing.found || asked[r.job.tp] {
 			continue
 		}
+		asked[r.job.tp] = true
 		was := l.registry.bornWith(r.job.id.topicID, r.job.id.mirrorTopicID)
 		if r.job.appeared || was > 0 && r.job.tp.partition >= was {
 			beginning = append(beginning, r.job.tp)
@@ -133,12 +135,14 @@ func (l *loop) startLook() {
 	if l.looking.running || len(l.looking.wanted) == 0 && len(l.looking.waiters) == 0 || l.stopping {
 		return
 	}
-	byTP := make(map[topicPartition]*stream, len(l.looking.wanted))
+	byTP := make(map[topicPartition][]*stream, len(l.looking.wanted))
 	tps := make([]topicPartition, 0, len(l.looking.wanted))
 	for s := range l.looking.wanted {
 		if !s.removed {
-			byTP[s.topicPartition] = s
-			tps = append(tps, s.topicPartition)
+			if byTP[s.topicPartition] == nil {
+				tps = append(tps, s.topicPartition)
+			}
+			byTP[s.topicPartition] = append(byTP[s.topicPartition], s)
 		}
 	}
 	waiters := l.looking.waiters
@@ -161,34 +165,40 @@ func (l *loop) startLook() {
 	})
 }
 
-func (l *loop) looked(byTP map[topicPartition]*stream, answers map[topicPartition]offsetAnswer, err error) {
+func (l *loop) looked(byTP map[topicPartition][]*stream, answers map[topicPartition]offsetAnswer, err error) {
 	if l.sourceLost(err) {
 		l.timers.add(l.now.Add(l.sourceWait.next()), func() {
-			for _, s := range byTP {
-				if s.conn != nil && s.state == StateRecover {
-					l.look(s)
-				}
+			for _, streams := range byTP {
+				l.lookAgain(streams)
 			}
 		})
 		return
 	}
 	l.sourceWait.reset()
 	l.lookedAt = l.now
-	for tp, s := range byTP {
+	for tp, streams := range byTP {
 		a, ok := answers[tp]
-		if s.removed {
-			continue
-		}
 		if !ok || a.err != nil {
 			if a.err != nil && isLeadership(a.err) {
 				l.refreshSoon()
 			}
-			if s.conn != nil && s.state == StateRecover {
-				l.timers.add(l.now.Add(200*time.Millisecond), func() { l.look(s) })
-			}
+			l.timers.add(l.now.Add(200*time.Millisecond), func() { l.lookAgain(streams) })
 			continue
 		}
-		l.sawEnd(s, a.offset)
+		for _, s := range streams {
+			if !s.removed {
+				l.sawEnd(s, a.offset)
+			}
+		}
+	}
+}
+
+// lookAgain asks once more for those of streams that can't go on without.
+func (l *loop) lookAgain(streams []*stream) {
+	for _, s := range streams {
+		if !s.removed && s.conn != nil && s.state == StateRecover {
+			l.look(s)
+		}
 	}
 }
 

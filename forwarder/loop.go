@@ -29,7 +29,9 @@ type loop struct {
 	group     *group
 	refresher refresher
 
-	streams map[topicPartition]*stream
+	streams map[streamKey]*stream
+	spreads map[topicPartition]*spread
+	wanted  int              // streams that there should be
 	leaving map[*stream]bool // let go, with batches unanswered
 	owned   map[topicPartition]bool
 	losses  int
@@ -79,7 +81,7 @@ func (f *Forwarder) newLoop(source, mirror *kgo.Client, clientID string, spawn f
 	l := &loop{
 		Forwarder: f, source: source, mirror: mirror, clientID: clientID, self: thisProcess(), spawn: spawn, now: time.Now(),
 		refresher: newRefresher(f, source, mirror),
-		streams:   map[topicPartition]*stream{}, leaving: map[*stream]bool{}, owned: map[topicPartition]bool{}, unmet: map[topicPartition]string{},
+		streams:   map[streamKey]*stream{}, spreads: map[topicPartition]*spread{}, leaving: map[*stream]bool{}, owned: map[topicPartition]bool{}, unmet: map[topicPartition]string{},
 		sourceView: &clusterView{}, mirrorView: &clusterView{},
 		links: map[int32]*brokerLinks{}, fetchers: map[fetcherKey]*fetcher{}, conns: map[*conn]bool{}, dirty: map[*link]bool{},
 		fetchWanted: map[*stream]bool{}, looking: looking{wanted: map[*stream]bool{}},

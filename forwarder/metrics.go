@@ -118,10 +118,17 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 	status := c.f.Status()
 	states := make(map[string]int, len(stateNames))
+	partitions := map[topicPartition]*StreamStatus{}
 	for i := range status.Streams {
 		s := &status.Streams[i]
 		states[s.State]++
-		partition := partitionLabel(s.Partition)
+		tp := topicPartition{s.Topic, s.Partition}
+		if before := partitions[tp]; before == nil || s.Next < before.Next { // of several shares the one that is behind
+			partitions[tp] = s
+		}
+	}
+	for tp, s := range partitions {
+		partition := partitionLabel(tp.partition)
 		for name, value := range map[string]int64{
 			"kmirror_forwarder_lag_records": s.LagRecords, "kmirror_forwarder_source_end_offset": s.SourceEnd,
 			"kmirror_forwarder_next_source_offset": s.Next,

@@ -15,13 +15,15 @@ const (
 	ProducerIDBit = 1 << 62
 )
 
-// identity names a stream: one source partition into one mirror partition (rule N1). A new generation is a new identity.
+// identity names a stream: one source partition, or a share of it, into one mirror partition (rule N1). A new generation is a new identity.
 type identity struct {
 	sourceCluster string
 	topicID       protocol.TopicID
 	partition     int32
 	mirrorTopicID protocol.TopicID
 	generation    int32
+	// Of a share (spread.go): its mirror partition and how many there are; else 0.
+	to, of int32
 }
 
 // producerID hashes the identity to 62 bits under a high bit that allocated IDs never reach.
@@ -32,6 +34,10 @@ func (id identity) producerID() int64 {
 	b = binary.BigEndian.AppendUint32(b, uint32(id.partition))
 	b = binary.BigEndian.AppendUint32(b, uint32(id.generation))
 	b = append(b, id.sourceCluster...)
+	if id.of > 0 {
+		b = binary.BigEndian.AppendUint32(b, uint32(id.to))
+		b = binary.BigEndian.AppendUint32(b, uint32(id.of))
+	}
 	sum := sha256.Sum256(b)
 	return int64(binary.BigEndian.Uint64(sum[:8])&(ProducerIDBit-1) | ProducerIDBit)
 }
@@ -60,6 +66,7 @@ type fence struct {
 	behind     landmark // our last batch on the mirror at that time
 	settled    bool     // nothing that this fence doesn't shut out can arrive any more
 	runsFrom   int64    // offset in the positions topic below which nothing of the session is
+	mirrorEnd  int64    // offset on the mirror below which nothing of the session is
 }
 
 func (f *fence) same(other *fence) bool {

@@ -55,8 +55,9 @@ type mappedBatch struct {
 	runs      []protocol.Run
 }
 
-// OpenOffsetMap asks both clusters about a partition, which a kmirror of opts.Name mirrors. Of opts it takes Name, Source, Mirror and Rename.
-func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition int32) (m *OffsetMap, err error) {
+// OpenOffsetMap asks both clusters about a partition, which a kmirror of opts.Name mirrors. Of opts it takes Name, Source, Mirror, Rename and Repartition. mirrorPartition is
+// the same partition, unless topics are repartitioned: then the map is of those records that went there.
+func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition, mirrorPartition int32) (m *OffsetMap, err error) {
 	m = &OffsetMap{dense: map[int64]*numbering{}, fenced: map[fenceKey][]stretch{}}
 	defer func() {
 		if err != nil {
@@ -84,7 +85,7 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition in
 	if err != nil {
 		return m, fmt.Errorf("mirror: %w", err)
 	}
-	to, err := partitionOf(mirror, mirrorTopic, partition)
+	to, err := partitionOf(mirror, mirrorTopic, mirrorPartition)
 	if err != nil {
 		return m, fmt.Errorf("mirror: %w", err)
 	}
@@ -95,6 +96,9 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition in
 		return m, err
 	}
 	id := identity{sourceCluster: source.clusterID, topicID: from.id, partition: partition, mirrorTopicID: to.id}
+	if opts.Repartition {
+		id.to, id.of = mirrorPartition, int32(len(to.partitions))
+	}
 	if t := mirror.topics[registry.runs.topic]; t != nil && t.err == nil {
 		if err := m.readStretches(ctx, registry, id); err != nil {
 			return m, err
@@ -103,13 +107,13 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition in
 	if err := m.know(registry, id); err != nil {
 		return m, err
 	}
-	leader := to.partitions[partition]
+	leader := to.partitions[mirrorPartition]
 	c, err := dialConn(ctx, mirror.brokers[leader.leader], "kmirror-offsets", opts.Mirror)
 	if err != nil {
 		return m, fmt.Errorf("mirror: %w", err)
 	}
 	m.resolver = resolver{conn: c, fetchBytes: 64 << 10}
-	m.question.topic, m.question.topicID, m.question.partition, m.question.epoch = mirrorTopic, to.id, partition, -1
+	m.question.topic, m.question.topicID, m.question.partition, m.question.epoch = mirrorTopic, to.id, mirrorPartition, -1
 	return m, m.ends(ctx)
 }
 
@@ -153,7 +157,7 @@ func (m *OffsetMap) readStretches(ctx context.Context, registry *registry, id id
 	topicID, mirrorID := hex.EncodeToString(id.topicID[:]), hex.EncodeToString(id.mirrorTopicID[:])
 	_, err := registry.runs.read(ctx, 0, func(rec *kgo.Record) {
 		var r runsRecord
-		if json.Unmarshal(rec.Value, &r) != nil || r.TopicID != topicID || r.MirrorTopicID != mirrorID || r.Partition != id.partition {
+		if json.Unmarshal(rec.Value, &r) != nil || r.TopicID != topicID || r.MirrorTopicID != mirrorID || r.Partition != id.partition || r.To != id.to || r.Of != id.of {
 			return
 		}
 		if runs, err := r.decode(); err == nil {

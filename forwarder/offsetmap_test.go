@@ -13,7 +13,7 @@ func (r *rig) checkOffsets(ours int) {
 	r.t.Helper()
 	m, err := forwarder.OpenOffsetMap(r.t.Context(), forwarder.Options{
 		Name: "test", Source: forwarder.ClusterOptions{Seeds: r.source.Seeds()}, Mirror: forwarder.ClusterOptions{Seeds: r.mirror.Seeds()},
-	}, "orders", 0)
+	}, "orders", 0, 0)
 	if err != nil {
 		r.t.Fatal(err)
 	}

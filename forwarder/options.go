@@ -47,6 +47,8 @@ type Options struct {
 
 	OnRecreate RecreatePolicy
 	Expand     bool // mirror topics get the partitions that the source's have more
+	// Repartition spreads each source partition over all partitions of the mirror topic, by key (murmur2, as Kafka's Java client), without one by offset.
+	Repartition bool
 
 	Offsets  OffsetPolicy
 	FillTime time.Duration // that a stream may spend on fillers before it reaches the source log's end
@@ -116,8 +118,17 @@ type StreamStatus struct {
 	LostRecords  int64  `json:"lost_records"`       // deleted on the source before they were mirrored
 	// LostRanges are the last of their source offsets, [from, to).
 	LostRanges [][2]int64 `json:"lost_ranges,omitempty"`
+	// MirrorPartition is where these records go, of a partition that is spread over several: then each has its own StreamStatus.
+	MirrorPartition *int32 `json:"mirror_partition,omitempty"`
 	// MirrorTopic is the topic's name on the mirror where it has another one there.
 	MirrorTopic string `json:"mirror_topic,omitempty"`
+}
+
+func (s *StreamStatus) mirrorPartition() int32 {
+	if s.MirrorPartition == nil {
+		return s.Partition
+	}
+	return *s.MirrorPartition
 }
 
 // TopicStatus names what is wrong with a topic on the mirror.

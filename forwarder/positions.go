@@ -25,6 +25,8 @@ type runsRecord struct {
 	TopicID       string `json:"topic_id"`
 	Partition     int32  `json:"partition"`
 	MirrorTopicID string `json:"mirror_topic_id"`
+	To            int32  `json:"mirror_partition,omitempty"`  // of a share
+	Of            int32  `json:"mirror_partitions,omitempty"` // of a share
 	ProducerID    int64  `json:"producer_id"`
 	Epoch         int16  `json:"epoch"`
 	BaseSequence  int64  `json:"base_sequence"`
@@ -158,11 +160,12 @@ func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error 
 
 // runsRecords are what makes runs durable, from a record's sequence on.
 func (s *stream) runsRecords(runs []protocol.Run, sequence int64) (records []runsRecord) {
+	id := s.identity()
 	for len(runs) > 0 {
 		n := min(len(runs), maxRunsPerRecord)
 		records = append(records, runsRecord{
 			Topic: s.topic, TopicID: hex.EncodeToString(s.topicID[:]), Partition: s.index, MirrorTopicID: hex.EncodeToString(s.mirrorTopicID[:]),
-			ProducerID: s.fence.producerID, Epoch: s.fence.epoch, BaseSequence: sequence, Source: runs[0].Source, Runs: encodeRuns(runs[:n]),
+			To: id.to, Of: id.of, ProducerID: s.fence.producerID, Epoch: s.fence.epoch, BaseSequence: sequence, Source: runs[0].Source, Runs: encodeRuns(runs[:n]),
 		})
 		for _, run := range runs[:n] {
 			sequence += run.Count

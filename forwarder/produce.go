@@ -36,6 +36,11 @@ type producing struct {
 	sent  time.Time
 }
 
+// holds reports whether the request has a batch for the mirror partition of a stream already; it may have one only.
+func (p *producing) holds(s *stream) bool {
+	return s.spread != nil && slices.ContainsFunc(p.parts, func(x sending) bool { return x.stream.to == s.to && x.stream.mirrorTopic == s.mirrorTopic })
+}
+
 // frame encodes the request: all prefixes in one pooled buffer, the batches as they are.
 func (p *producing) frame(version int16, clientID string, correlationID int32) outgoing {
 	slices.SortStableFunc(p.parts, func(a, b sending) int { return strings.Compare(a.stream.topic, b.stream.topic) })
@@ -113,7 +118,7 @@ func (e *produceEncoder) topic(parts []sending) {
 	e.count(len(parts))
 	for i := range parts {
 		batch := parts[i].entry.batch
-		e.b = binary.BigEndian.AppendUint32(e.b, uint32(parts[i].stream.index))
+		e.b = binary.BigEndian.AppendUint32(e.b, uint32(parts[i].stream.to))
 		if e.flexible() {
 			e.b = binary.AppendUvarint(e.b, uint64(len(batch)+1))
 		} else {
@@ -174,7 +179,7 @@ func (p *producing) readAnswers(version int16, body []byte) (answers []produceAn
 		for j := range t.Partitions {
 			a := &t.Partitions[j]
 			k := slices.IndexFunc(p.parts, func(s sending) bool {
-				if s.stream.index != a.Partition {
+				if s.stream.to != a.Partition {
 					return false
 				}
 				if version >= topicIDProduce {

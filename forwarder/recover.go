@@ -128,7 +128,7 @@ func (l *loop) recoverJob(s *stream) *recoverJob {
 	return &recoverJob{
 		stream: s, tp: s.topicPartition, id: s.identity(), stored: s.stored,
 		have:  s.haveStored,
-		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch},
+		ask:   question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.to, epoch: s.mirrorLeader.epoch},
 		twice: s.askTwice, gen: s.askGen, lineage: s.lineage, appeared: s.appeared, partitions: s.partitions,
 		fence: s.wantFence, dense: s.wantDense,
 		quiet: (!s.doubt || s.askTwice) && !s.foreignPending(l.now, l.takeoverWait),
@@ -181,6 +181,9 @@ func (l *loop) lookUp(r *recovered) {
 	}
 	r.numbering = n
 	r.job.ask.producerID = n.producerID
+	if of, born := l.registry.spreadOver(r.job.id.topicID, r.job.id.mirrorTopicID); born && of != r.job.id.of {
+		r.err, r.failed = spreadError(of, r.job.id.of), true
+	}
 	if stored := &r.job.stored; r.job.have && stored.generation == n.generation && stored.mirrorOffset >= 0 {
 		r.job.ask.stored = [2]int64{stored.mirrorOffset, stored.mirrorEnd}
 	}
@@ -265,6 +268,10 @@ func (l *loop) settle(ctx context.Context, res *resolver, r *recovered, a answer
 // scanFrom is where the scan starts (R2): the checkpoint's batch, if it is still there and ours, else the log's start.
 func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 {
 	st, at := &r.standing, r.job.stored.mirrorOffset
+	if f := r.numbering.fence; r.fence != nil && f != nil && at < 0 && st.logStart <= f.mirrorEnd && f.mirrorEnd <= st.logEnd {
+		st.found, st.last = f.behind != noLandmark, f.behind // unless something newer is behind it
+		return f.mirrorEnd
+	}
 	if !r.job.have || at < st.logStart || at >= st.logEnd || r.job.stored.generation != r.numbering.generation {
 		return st.logStart
 	}
@@ -299,6 +306,11 @@ func (l *loop) bear(ctx context.Context, results []recovered) error {
 			records = append(records, r.session()...)
 		} else if birth, ok := r.birth(starts); ok {
 			records = append(records, birth)
+			for to := range birth.Of { // all shares at once; their own come too late to count
+				if birth.To = to; to != r.job.id.to {
+					records = append(records, birth)
+				}
+			}
 		}
 	}
 	if len(records) == 0 {
@@ -342,14 +354,14 @@ func (l *loop) adopted(r *recovered) {
 func (r *recovered) record() segmentRecord {
 	return segmentRecord{
 		Topic: r.job.tp.topic, TopicID: hex.EncodeToString(r.job.id.topicID[:]), Partition: r.job.id.partition,
-		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Generation: r.numbering.generation,
+		MirrorTopicID: hex.EncodeToString(r.job.id.mirrorTopicID[:]), Generation: r.numbering.generation, To: r.job.id.to, Of: r.job.id.of,
 	}
 }
 
 // session returns the records that a fenced session needs before its first append, or that end the fenced generation.
 func (r *recovered) session() []segmentRecord {
 	f := r.fence
-	f.source, f.behind = r.next, noLandmark
+	f.source, f.behind, f.mirrorEnd = r.next, noLandmark, r.standing.logEnd
 	if r.standing.found {
 		f.behind = r.standing.last
 	}
@@ -374,6 +386,9 @@ func (r *recovered) birth(starts map[topicPartition]int64) (segmentRecord, bool)
 	if len(r.numbering.segments) == 0 {
 		start, ok := starts[r.job.tp]
 		switch {
+		case r.standing.found && r.job.id.of > 0:
+			r.err, r.failed = errPositionUnknown, true
+			return rec, false
 		case r.standing.found:
 			// The segments topic was lost; the log speaks for a stream whose position is its source offset (N2, R4).
 			start = r.standing.position
@@ -505,13 +520,19 @@ func (l *loop) commitFirst(ctx context.Context, results []recovered) error {
 			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation,
 			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, lineage: r.job.lineage, owner: l.self,
 		}
-		if r.numbering.fence == nil {
+		switch old := r.job.stored; {
+		case r.job.id.of > 0: // of all shares together
+			c.generation, c.mirrorEnd = 0, -1
+			if r.job.have {
+				c.next = min(c.next, old.next)
+			}
+		case r.numbering.fence == nil:
 			c.position = r.numbering.position(r.next)
 		}
 		if old := r.job.stored; r.job.have && old.generation == c.generation {
 			c.mirrorOffset = old.mirrorOffset
 		}
-		if r.standing.found && c.mirrorOffset < 0 {
+		if r.standing.found && c.mirrorOffset < 0 && r.job.id.of == 0 {
 			c.mirrorOffset = r.standing.logStart // no batch of ours is known by its offset: a scan starts at the log's start
 		}
 		r.stored = c
@@ -595,7 +616,12 @@ func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.recent, s.recentAt = nil, 0
 	s.linked, s.tail, s.inHole, s.holes = false, false, false, nil
 	l.setState(s, StateRecover, "")
-	s.accepting.Store(s.fence == nil)
+	s.accepting.Store(s.fence == nil && s.spread == nil)
+	if s.spread != nil && s.fence == nil {
+		s.wantFence = true // it was only born
+		l.again(s, errHoles)
+		return
+	}
 	l.look(s)
 }
 
@@ -632,7 +658,9 @@ func (l *loop) reportLoss(s *stream, r *recovered) {
 	}
 	l.log.Error("source deleted records before they were mirrored",
 		s.logFields(zap.Int64("from", r.behind), zap.Int64("to", r.next), zap.Int64("records", r.next-r.behind))...)
-	l.metrics.lostRecords.Add(float64(r.next - r.behind))
+	if s.spread == nil || s.to == 0 { // all shares lose the same
+		l.metrics.lostRecords.Add(float64(r.next - r.behind))
+	}
 	s.lost += r.next - r.behind
 	s.lostRanges = append(s.lostRanges, [2]int64{r.behind, r.next})
 	if len(s.lostRanges) > maxLostRanges {

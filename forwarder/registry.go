@@ -29,8 +29,11 @@ type segmentRecord struct {
 	// Fence with a birth is the one in force, which the new generation ends; else the session's that begins at Source (rule N6).
 	Fence *fenceRecord `json:"fence,omitempty"`
 	// Partitions is how many the source topic had, with a birth: one above it is new in a topic that was mirrored before.
-	Partitions int32  `json:"partitions,omitempty"`
-	Writer     string `json:"writer"` // for people
+	Partitions int32 `json:"partitions,omitempty"`
+	// To and Of are, of a share, its mirror partition and how many the mirror topic has.
+	To     int32  `json:"mirror_partition,omitempty"`
+	Of     int32  `json:"mirror_partitions,omitempty"`
+	Writer string `json:"writer"` // for people
 }
 
 // fenceRecord is a fence in a segmentRecord.
@@ -41,24 +44,26 @@ type fenceRecord struct {
 	Behind   [3]int64 `json:"behind"`
 	Settled  bool     `json:"settled"`
 	RunsFrom int64    `json:"runs_from"` // offset in the positions topic
+	// MirrorEnd is the end of the mirror's log as the session begins.
+	MirrorEnd int64 `json:"mirror_end"`
 }
 
 func newFenceRecord(f *fence) *fenceRecord {
 	return &fenceRecord{
 		ProducerID: f.producerID, Epoch: f.epoch, Behind: [3]int64{f.behind.producerID, int64(f.behind.epoch), f.behind.end},
-		Settled: f.settled, RunsFrom: f.runsFrom,
+		Settled: f.settled, RunsFrom: f.runsFrom, MirrorEnd: f.mirrorEnd,
 	}
 }
 
 func (r *fenceRecord) fence(source int64) *fence {
 	return &fence{
-		producerID: r.ProducerID, epoch: r.Epoch, source: source, settled: r.Settled, runsFrom: r.RunsFrom,
+		producerID: r.ProducerID, epoch: r.Epoch, source: source, settled: r.Settled, runsFrom: r.RunsFrom, mirrorEnd: r.MirrorEnd,
 		behind: landmark{r.Behind[0], int16(r.Behind[1]), r.Behind[2]},
 	}
 }
 
 func (r *segmentRecord) identity() (id identity, err error) {
-	id = identity{sourceCluster: r.SourceCluster, partition: r.Partition, generation: r.Generation}
+	id = identity{sourceCluster: r.SourceCluster, partition: r.Partition, generation: r.Generation, to: r.To, of: r.Of}
 	if id.topicID, err = parseTopicID(r.TopicID); err == nil {
 		id.mirrorTopicID, err = parseTopicID(r.MirrorTopicID)
 	}
@@ -92,6 +97,7 @@ type pairing struct {
 	settings   map[string]*string // as kmirror left them, nil: it set none
 	born       bool               // with a stream
 	partitions int32              // of the source topic at the first birth, 0: not known
+	of         int32              // mirror partitions that it is spread over, 0: partition to partition
 }
 
 // pairing returns the entry of a pair, made if there is none. r.mu is held.
@@ -196,6 +202,16 @@ func (r *registry) bornWith(source, mirror protocol.TopicID) int32 {
 	return 0
 }
 
+// spreadOver returns over how many mirror partitions a source topic is spread, 0: partition to partition; false if nothing of it was mirrored there.
+func (r *registry) spreadOver(source, mirror protocol.TopicID) (of int32, born bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.pairs[topicPair{source, mirror}]; p != nil && p.born {
+		return p.of, true
+	}
+	return 0, false
+}
+
 // lives tells of a mirror topic whether the source topic has a stream in it, and whether topics that had the same place before do.
 func (r *registry) lives(source, mirror protocol.TopicID) (this, others bool) {
 	if mirror == (protocol.TopicID{}) {
@@ -272,7 +288,7 @@ func (r *registry) applyValue(value []byte) error {
 		r.insert(id, &s)
 		if s.Birth && s.SourceCluster == r.source {
 			if p := r.pairing(topicPair{id.topicID, id.mirrorTopicID}); !p.born {
-				p.born, p.partitions = true, s.Partitions
+				p.born, p.partitions, p.of = true, s.Partitions, s.Of
 			}
 		}
 	}

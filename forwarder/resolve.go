@@ -130,7 +130,9 @@ func (r *resolver) describe(ctx context.Context, questions []question, answers [
 			at[q.topic] = i
 			req.Topics = append(req.Topics, kmsg.DescribeProducersRequestTopic{Topic: q.topic})
 		}
-		req.Topics[i].Partitions = append(req.Topics[i].Partitions, q.partition)
+		if !slices.Contains(req.Topics[i].Partitions, q.partition) {
+			req.Topics[i].Partitions = append(req.Topics[i].Partitions, q.partition)
+		}
 	}
 	kresp, buf, err := r.conn.request(ctx, req, 0)
 	if errors.Is(err, kerr.UnsupportedVersion) {
@@ -147,34 +149,38 @@ func (r *resolver) describe(ctx context.Context, questions []question, answers [
 	defer buf.Release()
 	find := indexQuestions(questions)
 	for _, t := range kresp.(*kmsg.DescribeProducersResponse).Topics {
-		for _, p := range t.Partitions {
-			i, ok := find[topicPartition{t.Topic, p.Partition}]
-			if !ok {
-				continue
-			}
-			if answers[i].err = kerr.ErrorForCode(p.ErrorCode); answers[i].err != nil {
-				continue
-			}
-			for _, active := range p.ActiveProducers {
-				if f := questions[i].fence; f != nil {
-					answers[i].fenced = answers[i].fenced || active.ProducerID == f.producerID && active.ProducerEpoch >= int32(f.epoch)
-					continue
-				}
-				if active.ProducerID == questions[i].producerID && active.LastSequence >= 0 {
-					answers[i].known, answers[i].found = true, true
-					answers[i].position = positionOf(active.ProducerEpoch, active.LastSequence) + 1
-					answers[i].timestamp = active.LastTimestamp
-				}
+		for j := range t.Partitions {
+			for _, i := range find[topicPartition{t.Topic, t.Partitions[j].Partition}] {
+				answers[i].describe(&questions[i], &t.Partitions[j])
 			}
 		}
 	}
 	return nil
 }
 
-func indexQuestions(questions []question) map[topicPartition]int {
-	m := make(map[topicPartition]int, len(questions))
+// describe takes what a partition's broker knows of the stream's producer, or of its fence.
+func (a *answer) describe(q *question, p *kmsg.DescribeProducersResponseTopicPartition) {
+	if a.err = kerr.ErrorForCode(p.ErrorCode); a.err != nil {
+		return
+	}
+	for _, active := range p.ActiveProducers {
+		switch {
+		case q.fence != nil:
+			a.fenced = a.fenced || active.ProducerID == q.fence.producerID && active.ProducerEpoch >= int32(q.fence.epoch)
+		case active.ProducerID == q.producerID && active.LastSequence >= 0:
+			a.known, a.found = true, true
+			a.position = positionOf(active.ProducerEpoch, active.LastSequence) + 1
+			a.timestamp = active.LastTimestamp
+		}
+	}
+}
+
+// indexQuestions finds the questions about a mirror partition: several where shares of several source partitions go there.
+func indexQuestions(questions []question) map[topicPartition][]int {
+	m := make(map[topicPartition][]int, len(questions))
 	for i, q := range questions {
-		m[topicPartition{q.topic, q.partition}] = i
+		tp := topicPartition{q.topic, q.partition}
+		m[tp] = append(m[tp], i)
 	}
 	return m
 }
@@ -195,6 +201,9 @@ func (r *resolver) listOffsets(ctx context.Context, questions []question, answer
 			t.Topic = q.topic
 			req.Topics = append(req.Topics, t)
 		}
+		if slices.ContainsFunc(req.Topics[j].Partitions, func(p kmsg.ListOffsetsRequestTopicPartition) bool { return p.Partition == q.partition }) {
+			continue
+		}
 		p := kmsg.NewListOffsetsRequestTopicPartition()
 		p.Partition, p.Timestamp, p.CurrentLeaderEpoch = q.partition, timestamp, q.epoch
 		req.Topics[j].Partitions = append(req.Topics[j].Partitions, p)
@@ -210,15 +219,15 @@ func (r *resolver) listOffsets(ctx context.Context, questions []question, answer
 	find := indexQuestions(questions)
 	for _, t := range kresp.(*kmsg.ListOffsetsResponse).Topics {
 		for _, p := range t.Partitions {
-			i, ok := find[topicPartition{t.Topic, p.Partition}]
-			if !ok {
-				continue
+			for _, i := range find[topicPartition{t.Topic, p.Partition}] {
+				switch err := kerr.ErrorForCode(p.ErrorCode); {
+				case answers[i].err != nil:
+				case err != nil:
+					answers[i].err = err
+				default:
+					into(&answers[i], p.Offset)
+				}
 			}
-			if err := kerr.ErrorForCode(p.ErrorCode); err != nil {
-				answers[i].err = err
-				continue
-			}
-			into(&answers[i], p.Offset)
 		}
 	}
 	return nil

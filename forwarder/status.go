@@ -39,7 +39,7 @@ func (l *loop) fillStatus(status *Status) {
 	status.Member = l.group.mayAct()
 	status.SourceID, status.MirrorID = l.sourceView.clusterID, l.mirrorView.clusterID
 	everyTopic := l.shared != nil && maps.Equal(l.shared, *l.groupTopics.Load())
-	status.CaughtUp = status.Member && everyTopic && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == len(l.owned)
+	status.CaughtUp = status.Member && everyTopic && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == l.wanted
 	for _, s := range l.streams {
 		x := s.status()
 		status.CaughtUp = status.CaughtUp && x.LagRecords == 0
@@ -54,7 +54,7 @@ func (l *loop) fillStatus(status *Status) {
 		status.Topics = append(status.Topics, TopicStatus{topic, l.hazards[topic]})
 	}
 	slices.SortFunc(status.Streams, func(a, b StreamStatus) int {
-		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.mirrorPartition(), b.mirrorPartition()))
 	})
 }
 
@@ -66,6 +66,10 @@ func (s *stream) status() StreamStatus {
 	}
 	if s.mirrorTopic != s.topic {
 		x.MirrorTopic = s.mirrorTopic
+	}
+	if s.spread != nil {
+		to := s.to
+		x.MirrorPartition = &to
 	}
 	if s.acked < 0 && s.haveStored {
 		x.Next, x.MirrorOffset = s.stored.next, s.stored.mirrorEnd
@@ -205,7 +209,7 @@ func (l *loop) failStored(s *stream, sourceOffset, mirrorOffset int64, what stri
 }
 
 func (l *loop) questionOf(s *stream) question {
-	return question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.index, epoch: s.mirrorLeader.epoch, producerID: s.producerID, ours: s.fencers}
+	return question{topic: s.mirrorTopic, topicID: s.mirrorTopicID, partition: s.to, epoch: s.mirrorLeader.epoch, producerID: s.producerID, ours: s.fencers}
 }
 
 // connOf returns a connection to the stream's mirror leader, nil if there is none now.

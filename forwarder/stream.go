@@ -20,11 +20,13 @@ type stream struct {
 	loop *loop
 	topicPartition
 	index         int32 // the partition again
+	to            int32 // the mirror's
 	topicID       protocol.TopicID
 	mirrorTopic   string
 	mirrorTopicID protocol.TopicID
-	appeared      bool  // the source topic is younger than this process's first look at it
-	partitions    int32 // of the source topic when the stream began
+	appeared      bool    // the source topic is younger than this process's first look at it
+	partitions    int32   // of the source topic when the stream began
+	spread        *spread // of a share, else nil
 
 	accepting atomic.Bool  // offers are wanted
 	grownTo   atomic.Int64 // the source log's end as the proxy saw it pass, for what wasn't offered
@@ -115,25 +117,36 @@ const (
 	afterDivergence               // the source truncated what was mirrored
 )
 
-func (l *loop) newStream(tp topicPartition, source, mirror *topicView) *stream {
+func (l *loop) newStream(key streamKey, source, mirror *topicView) *stream {
 	s := &stream{
-		loop: l, topicPartition: tp, index: tp.partition, topicID: source.id, mirrorTopic: mirror.name, mirrorTopicID: mirror.id, appeared: source.appeared, partitions: int32(len(source.partitions)),
+		loop: l, topicPartition: key.topicPartition, index: key.partition, to: key.to, topicID: source.id, mirrorTopic: mirror.name, mirrorTopicID: mirror.id, appeared: source.appeared, partitions: int32(len(source.partitions)),
 		sourceEnd: -1, lastBatchAt: -1, mirrorLeader: leadership{-1, -1}, sourceLeader: leadership{-1, -1},
 		lineage: lineage{epoch: -1}, marked: -1,
 		wait: newBackoff(100*time.Millisecond, 5*time.Second),
 	}
 	s.expireAge, s.mergeBytes = l.expireAge, l.opts.MergeBytes
 	s.next, s.acked, s.mirrorEnd, s.holeFrom = -1, -1, -1, -1
+	if l.opts.Repartition {
+		l.join(s, int32(len(mirror.partitions)))
+	}
 	return s
 }
 
 // identity of the stream, in generation 0.
 func (s *stream) identity() identity {
-	return identity{sourceCluster: s.loop.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+	id := identity{sourceCluster: s.loop.registry.source, topicID: s.topicID, partition: s.index, mirrorTopicID: s.mirrorTopicID}
+	if s.spread != nil {
+		id.to, id.of = s.to, s.spread.of
+	}
+	return id
 }
 
 func (s *stream) logFields(more ...zap.Field) []zap.Field {
-	return append([]zap.Field{zap.String("topic", s.topic), zap.Int32("partition", s.index)}, more...)
+	fields := []zap.Field{zap.String("topic", s.topic), zap.Int32("partition", s.index)}
+	if s.spread != nil {
+		fields = append(fields, zap.Int32("mirror_partition", s.to))
+	}
+	return append(fields, more...)
 }
 
 // setState changes the state and says so once.

@@ -28,6 +28,7 @@ type refresher struct {
 	rename         renaming
 	rf             int16
 	expand         bool // mirror topics get the partitions that the source's have more
+	repartition    bool // they may have any number
 	onRecreate     RecreatePolicy
 	settings       settingsKeeper
 	log            *zap.Logger
@@ -38,7 +39,7 @@ type refresher struct {
 func newRefresher(f *Forwarder, source, mirror *kgo.Client) refresher {
 	return refresher{
 		source: source, mirror: mirror, selected: &f.selected, rename: renaming(f.opts.Rename), rf: f.opts.ReplicationFactor,
-		expand: f.opts.Expand, onRecreate: f.opts.OnRecreate, log: f.log,
+		expand: f.opts.Expand, repartition: f.opts.Repartition, onRecreate: f.opts.OnRecreate, log: f.log,
 		settings: settingsKeeper{
 			source: source, mirror: mirror, synced: f.opts.SyncedSettings, fix: f.opts.FixSettings, every: f.opts.SettingsEvery, log: f.log,
 			checked: map[string]topicCheck{}, told: map[told]string{},
@@ -123,7 +124,7 @@ func (r *refresher) mend(ctx context.Context, source *clusterView, found *mirror
 			create = append(create, wanted)
 		case have.err != nil && !kerr.IsRetriable(have.err):
 			found.failed[name] = have.err
-		case have.err == nil && len(have.partitions) < len(wanted.partitions):
+		case have.err == nil && len(have.partitions) < len(wanted.partitions) && !r.repartition:
 			if r.expand {
 				grow = append(grow, wanted)
 			} else {

@@ -18,7 +18,7 @@ type Codec interface {
 // record's own, so that a mirror with create time shows the same (the attribute is gone afterwards). b isn't changed; a wrong CRC is an error,
 // since the new batch gets its own.
 func Recode(b Batch, from, to int64, codec Codec) (Batch, error) {
-	return recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec, nil)
+	return recode(nil, []Batch{b}, recoder{from: from - b.BaseOffset(), to: to - b.BaseOffset()}, codec)
 }
 
 // Run is a run of records whose source offsets follow each other.
@@ -42,8 +42,13 @@ var ErrNoRecords = errors.New("no record in the range")
 // RecodeRuns is Recode for a batch that compaction left with holes; it also tells the offsets that the records had. Where no record is left in
 // the range it says ErrNoRecords.
 func RecodeRuns(b Batch, from, to int64, codec Codec) (Batch, []Run, error) {
+	return RecodeKept(b, from, to, codec, nil)
+}
+
+// RecodeKept is RecodeRuns of those records for which keep, called with each one's offset and key (nil: null), is true; a nil keep keeps all.
+func RecodeKept(b Batch, from, to int64, codec Codec, keep func(offset int64, key []byte) bool) (Batch, []Run, error) {
 	runs := []Run{}
-	out, err := recode(nil, []Batch{b}, from-b.BaseOffset(), to-b.BaseOffset(), codec, &runs)
+	out, err := recode(nil, []Batch{b}, recoder{from: from - b.BaseOffset(), to: to - b.BaseOffset(), keep: keep, runs: &runs}, codec)
 	for i := range runs {
 		runs[i].Source += b.BaseOffset()
 	}
@@ -57,14 +62,13 @@ func Merge(dst []byte, batches []Batch, codec Codec) (Batch, error) {
 			return nil, fmt.Errorf("codecs %d and %d: can't be one batch", batches[0].Codec(), b.Codec())
 		}
 	}
-	return recode(dst, batches, 0, math.MaxInt64, codec, nil)
+	return recode(dst, batches, recoder{to: math.MaxInt64}, codec)
 }
 
-// recode builds the batch; runs, unless nil, get the offset deltas of the records that it keeps.
-func recode(dst []byte, batches []Batch, from, to int64, codec Codec, runs *[]Run) (Batch, error) {
+// recode builds the batch of the records that r takes.
+func recode(dst []byte, batches []Batch, r recoder, codec Codec) (Batch, error) {
 	first := batches[0]
 	dst = append(dst[:0], first[:BatchHeaderSize]...)
-	r := recoder{runs: runs}
 	if first.Codec() == 0 {
 		r.out = dst
 	}
@@ -76,7 +80,7 @@ func recode(dst []byte, batches []Batch, from, to int64, codec Codec, runs *[]Ru
 		if err != nil {
 			return nil, fmt.Errorf("records: %w", err)
 		}
-		if err := r.add(b, records, from, to); err != nil {
+		if err := r.add(b, records); err != nil {
 			return nil, err
 		}
 	}
@@ -105,15 +109,30 @@ func recode(dst []byte, batches []Batch, from, to int64, codec Codec, runs *[]Ru
 // recoder copies records and renumbers their deltas. A record (KIP-98): length, attributes, timestamp delta, offset delta, and the rest, which
 // stays as it is.
 type recoder struct {
+	from, to int64                               // takes records with offset deltas in [from, to)
+	keep     func(offset int64, key []byte) bool // and of these those that it says, nil: all
+	runs     *[]Run                              // gets their offset deltas, nil: not wanted
+
 	count         int32
 	baseTimestamp int64
 	maxTimestamp  int64
 	out           []byte
-	runs          *[]Run // nil: not wanted
 }
 
-// add copies the records of one batch whose offset deltas are in [from, to).
-func (r *recoder) add(source Batch, records []byte, from, to int64) error {
+// recordKey reads the key that rest, a record from its key length on, begins with; nil: null.
+func recordKey(rest []byte) ([]byte, error) {
+	length, n := binary.Varint(rest)
+	switch {
+	case n <= 0 || length > int64(len(rest)-n):
+		return nil, fmt.Errorf("key length: %w", ErrCorrupt)
+	case length < 0:
+		return nil, nil
+	}
+	return rest[n : n+int(length) : n+int(length)], nil
+}
+
+// add copies the records of one batch that are to be taken.
+func (r *recoder) add(source Batch, records []byte) error {
 	appendTime := source.Attributes()&AttrLogAppendTime != 0
 	for len(records) > 0 {
 		length, n := binary.Varint(records)
@@ -130,8 +149,17 @@ func (r *recoder) add(source Batch, records []byte, from, to int64) error {
 		if on <= 0 {
 			return fmt.Errorf("offset delta: %w", ErrCorrupt)
 		}
-		if offsetDelta < from || offsetDelta >= to {
+		if offsetDelta < r.from || offsetDelta >= r.to {
 			continue
+		}
+		if r.keep != nil {
+			key, err := recordKey(record[1+tn+on:])
+			if err != nil {
+				return err
+			}
+			if !r.keep(source.BaseOffset()+offsetDelta, key) {
+				continue
+			}
 		}
 		if r.runs != nil {
 			*r.runs = AppendRun(*r.runs, offsetDelta, 1)
@@ -140,12 +168,12 @@ func (r *recoder) add(source Batch, records []byte, from, to int64) error {
 		if appendTime {
 			timestamp = source.MaxTimestamp()
 		}
-		r.keep(record[0], timestamp, record[1+tn+on:])
+		r.put(record[0], timestamp, record[1+tn+on:])
 	}
 	return nil
 }
 
-func (r *recoder) keep(attributes byte, timestamp int64, rest []byte) {
+func (r *recoder) put(attributes byte, timestamp int64, rest []byte) {
 	if r.count == 0 {
 		r.baseTimestamp, r.maxTimestamp = timestamp, timestamp
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,6 +27,7 @@ func newOffsetsCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.String("topic", "", "topic, as the source names it")
 	flags.Int32("partition", 0, "partition")
+	flags.Int32("mirror-partition", -1, "the mirror's partition, where topics are repartitioned; default: the same")
 	flags.Int64Slice("offset", nil, "offset, or several with commas")
 	flags.String("from", "source", "whose offset it is: source or mirror")
 	flags.Bool("json", false, "print JSON, an object for each offset")
@@ -48,6 +50,7 @@ func runOffsets(cmd *cobra.Command, _ []string) error {
 	flags := cmd.Flags()
 	topic, _ := flags.GetString("topic")
 	partition, _ := flags.GetInt32("partition")
+	mirrorPartition, _ := flags.GetInt32("mirror-partition")
 	offsets, _ := flags.GetInt64Slice("offset")
 	from, _ := flags.GetString("from")
 	asJSON, _ := flags.GetBool("json")
@@ -61,9 +64,18 @@ func runOffsets(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+	repartitioned := settings.Topics.Partitions == "repartition"
+	switch {
+	case repartitioned && mirrorPartition < 0:
+		return errors.New("topics.partitions is repartition: --mirror-partition says which of the mirror's is meant")
+	case !repartitioned && mirrorPartition >= 0 && mirrorPartition != partition:
+		return errors.New("--mirror-partition is for repartitioned topics; partition p is partition p here")
+	case mirrorPartition < 0:
+		mirrorPartition = partition
+	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), offsetsTimeout)
 	defer cancel()
-	mapped, err := openOffsets(ctx, settings, topic, partition)
+	mapped, err := openOffsets(ctx, settings, topic, partition, mirrorPartition)
 	if err != nil {
 		return err
 	}
@@ -91,7 +103,7 @@ func runOffsets(cmd *cobra.Command, _ []string) error {
 	return nil
 }
 
-func openOffsets(ctx context.Context, settings config.Config, topic string, partition int32) (*forwarder.OffsetMap, error) {
+func openOffsets(ctx context.Context, settings config.Config, topic string, partition, mirrorPartition int32) (*forwarder.OffsetMap, error) {
 	source, err := newSource(quietReports(), settings)
 	if err != nil {
 		return nil, fmt.Errorf("source: %w", err)
@@ -102,7 +114,8 @@ func openOffsets(ctx context.Context, settings config.Config, topic string, part
 	}
 	return forwarder.OpenOffsetMap(ctx, forwarder.Options{
 		Name: settings.Name, Source: source.options(), Mirror: mirror.options(), Rename: settings.Topics.Rename,
-	}, topic, partition)
+		Repartition: settings.Topics.Partitions == "repartition",
+	}, topic, partition, mirrorPartition)
 }
 
 func (a offsetAnswer) text(from string) string {

@@ -153,7 +153,7 @@ func forwarderOptions(c config.Config, source, mirror forwarder.ClusterOptions) 
 	return forwarder.Options{
 		Name: c.Name, Source: source, Mirror: mirror, Instance: instanceName(c), NoOffers: !c.HasRole(config.RoleProxy),
 		Include: include, Exclude: exclude, Rename: c.Topics.Rename,
-		OnRecreate: recreatePolicies[c.Topics.OnRecreate], Expand: c.Topics.Partitions == "expand",
+		OnRecreate: recreatePolicies[c.Topics.OnRecreate], Expand: c.Topics.Partitions == "expand", Repartition: c.Topics.Partitions == "repartition",
 		SyncedSettings: c.Topics.Settings, FixSettings: c.Topics.FixSettings, SettingsEvery: c.Timing.Settings,
 		Start: start, StartTimestamp: at,
 		StopOnDataLoss:    c.Topics.OnDataLoss == "stop",

@@ -199,7 +199,11 @@ func printStreams(w io.Writer, streams []forwarder.StreamStatus) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "TOPIC\tPARTITION\tSTATE\tLAG\tSOURCE END\tMIRRORED TO\tMIRROR OFFSET\tLOST\tREASON")
 	for _, s := range streams {
-		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", s.Topic, s.Partition, s.State, known(s.LagRecords), known(s.SourceEnd),
+		partition := fmt.Sprint(s.Partition)
+		if s.MirrorPartition != nil {
+			partition += fmt.Sprint(" > ", *s.MirrorPartition)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", s.Topic, partition, s.State, known(s.LagRecords), known(s.SourceEnd),
 			known(s.Next), known(s.MirrorOffset), s.LostRecords, s.Reason)
 	}
 	return table.Flush()

@@ -3,8 +3,6 @@ package forwarder
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,13 +97,13 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition, m
 	if opts.Repartition {
 		id.to, id.of = mirrorPartition, int32(len(to.partitions))
 	}
-	if t := mirror.topics[registry.runs.topic]; t != nil && t.err == nil {
-		if err := m.readStretches(ctx, registry, id); err != nil {
-			return m, err
-		}
-	}
 	if err := m.know(registry, id); err != nil {
 		return m, err
+	}
+	if t := mirror.topics[registry.runs.topic]; t != nil && t.err == nil {
+		if err := m.readStretches(ctx, registry); err != nil {
+			return m, err
+		}
 	}
 	leader := to.partitions[mirrorPartition]
 	c, err := dialConn(ctx, mirror.brokers[leader.leader], "kmirror-offsets", opts.Mirror)
@@ -135,34 +133,29 @@ func partitionOf(view *clusterView, topic string, partition int32) (*topicView, 
 
 // know takes the stream's generations and producer IDs.
 func (m *OffsetMap) know(registry *registry, id identity) error {
-	generations := registry.generations(id)
+	generations, fencers := registry.generations(id)
 	if len(generations) == 0 {
 		return errors.New("this partition was never mirrored")
 	}
+	m.question.ours = fencers
 	for i := range generations {
 		n := &generations[i]
 		m.dense[n.producerID] = n
 		m.question.ours = append(m.question.ours, n.producerID)
 	}
-	for key := range m.fenced {
-		if !slices.Contains(m.question.ours, key.producerID) {
-			m.question.ours = append(m.question.ours, key.producerID)
-		}
-	}
 	return nil
 }
 
-// readStretches reads the positions topic for one stream.
-func (m *OffsetMap) readStretches(ctx context.Context, registry *registry, id identity) error {
-	topicID, mirrorID := hex.EncodeToString(id.topicID[:]), hex.EncodeToString(id.mirrorTopicID[:])
+// readStretches reads the positions topic for the stream's fenced sessions.
+func (m *OffsetMap) readStretches(ctx context.Context, registry *registry) error {
 	_, err := registry.runs.read(ctx, 0, func(rec *kgo.Record) {
-		var r runsRecord
-		if json.Unmarshal(rec.Value, &r) != nil || r.TopicID != topicID || r.MirrorTopicID != mirrorID || r.Partition != id.partition || r.To != id.to || r.Of != id.of {
+		r, err := parseRunsRecord(rec.Value)
+		if err != nil || !slices.Contains(m.question.ours, r.producerID) {
 			return
 		}
 		if runs, err := r.decode(); err == nil {
-			key := fenceKey{r.ProducerID, r.Epoch}
-			m.fenced[key] = append(m.fenced[key], stretch{r.BaseSequence, runs})
+			key := fenceKey{r.producerID, r.epoch}
+			m.fenced[key] = append(m.fenced[key], stretch{r.base, runs})
 		}
 	})
 	for _, list := range m.fenced {

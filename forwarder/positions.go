@@ -3,8 +3,6 @@ package forwarder
 import (
 	"context"
 	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -14,24 +12,54 @@ import (
 	"kmirror/protocol"
 )
 
-// runsRecord is one record of the positions topic: which source offsets the sequences from BaseSequence on of a fenced session have (rule N6).
-// It is durable before the first append that uses them. Only the session's owner writes under its producer ID and epoch.
+// runsRecord is one record of the positions topic: which source offsets the sequences from base on of a fenced session have (rule N6). It is durable before the first append
+// that uses them. Only the session's owner writes under its producer ID and epoch; the segments topic tells whose they are.
 //
-// Runs are unsigned varints: a count of records whose offsets follow each other, the number of offsets missing behind them, the next count, and
-// so on. The first run begins at Source.
+//	0 format   int8, 0
+//	1 producer ID    int64
+//	9 epoch    int16
+//	11 base    uvarint, sequence of the first record
+//	   source  uvarint, its source offset
+//	   runs    uvarints to the end: a count of records whose offsets follow each other, the number of offsets missing behind them, the next count, and so on
 type runsRecord struct {
-	SourceCluster string `json:"source_cluster"`
-	Topic         string `json:"topic"` // for people; the ID decides
-	TopicID       string `json:"topic_id"`
-	Partition     int32  `json:"partition"`
-	MirrorTopicID string `json:"mirror_topic_id"`
-	To            int32  `json:"mirror_partition,omitempty"`  // of a share
-	Of            int32  `json:"mirror_partitions,omitempty"` // of a share
-	ProducerID    int64  `json:"producer_id"`
-	Epoch         int16  `json:"epoch"`
-	BaseSequence  int64  `json:"base_sequence"`
-	Source        int64  `json:"source_offset"`
-	Runs          []byte `json:"runs"` // base64
+	producerID int64
+	epoch      int16
+	base       int64
+	source     int64
+	runs       []byte
+}
+
+const (
+	runsFormat   = 0
+	runsHeadSize = 11
+)
+
+func (r *runsRecord) append(b []byte) []byte {
+	b = append(b, runsFormat)
+	b = binary.BigEndian.AppendUint64(b, uint64(r.producerID))
+	b = binary.BigEndian.AppendUint16(b, uint16(r.epoch))
+	b = binary.AppendUvarint(b, uint64(r.base))
+	b = binary.AppendUvarint(b, uint64(r.source))
+	return append(b, r.runs...)
+}
+
+func parseRunsRecord(b []byte) (r runsRecord, err error) {
+	if len(b) < runsHeadSize || b[0] != runsFormat {
+		return r, errBadRuns
+	}
+	r.producerID, r.epoch = int64(binary.BigEndian.Uint64(b[1:])), int16(binary.BigEndian.Uint16(b[9:]))
+	if r.base, b, err = readUvarint(b[runsHeadSize:]); err == nil {
+		r.source, r.runs, err = readUvarint(b)
+	}
+	return r, err
+}
+
+func readUvarint(b []byte) (v int64, rest []byte, err error) {
+	x, n := binary.Uvarint(b)
+	if n <= 0 || x > 1<<62 {
+		return 0, nil, errBadRuns
+	}
+	return int64(x), b[n:], nil
 }
 
 // maxRunsPerRecord keeps a runsRecord well below the least max.message.bytes that anybody sets.
@@ -51,33 +79,26 @@ var errBadRuns = errors.New("runs are damaged")
 
 // decode returns the runs; their offsets ascend.
 func (r *runsRecord) decode() (runs []protocol.Run, err error) {
-	next := func(b []byte) (int64, []byte) {
-		v, n := binary.Uvarint(b)
-		if n <= 0 || v > 1<<62 {
-			err = errBadRuns
-			return 0, nil
-		}
-		return int64(v), b[n:]
-	}
-	at, rest := r.Source, r.Runs
-	for err == nil {
+	at, rest := r.source, r.runs
+	for {
 		var count, gap int64
-		if count, rest = next(rest); err != nil {
-			break
+		if count, rest, err = readUvarint(rest); err != nil {
+			return nil, err
 		}
 		runs = append(runs, protocol.Run{Source: at, Count: count})
 		if len(rest) == 0 {
 			return runs, nil
 		}
-		gap, rest = next(rest)
+		if gap, rest, err = readUvarint(rest); err != nil {
+			return nil, err
+		}
 		at += count + gap
 	}
-	return nil, err
 }
 
 // sourceAt returns the source offset that a sequence has, false if it isn't in this record.
 func (r *runsRecord) sourceAt(sequence int64) (offset int64, ok bool, err error) {
-	left := sequence - r.BaseSequence
+	left := sequence - r.base
 	if left < 0 {
 		return 0, false, nil
 	}
@@ -96,12 +117,7 @@ func (r *runsRecord) sourceAt(sequence int64) (offset int64, ok bool, err error)
 func (r *registry) appendRuns(ctx context.Context, records []runsRecord) error {
 	values := make([][]byte, len(records))
 	for i := range records {
-		records[i].SourceCluster = r.source
-		value, err := json.Marshal(&records[i])
-		if err != nil {
-			return err
-		}
-		values[i] = value
+		values[i] = records[i].append(nil)
 	}
 	return r.runs.append(ctx, values)
 }
@@ -143,10 +159,9 @@ func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error 
 		from = min(from, x.from)
 	}
 	_, err := r.runs.read(ctx, from, func(rec *kgo.Record) {
-		var runs runsRecord
-		err := json.Unmarshal(rec.Value, &runs)
+		runs, err := parseRunsRecord(rec.Value)
 		for _, x := range lookups {
-			if err != nil || x.found || x.of.producerID != runs.ProducerID || x.of.epoch != runs.Epoch {
+			if err != nil || x.found || x.of.producerID != runs.producerID || x.of.epoch != runs.epoch {
 				continue
 			}
 			x.source, x.found, err = runs.sourceAt(x.of.end - 1)
@@ -160,12 +175,10 @@ func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error 
 
 // runsRecords are what makes runs durable, from a record's sequence on.
 func (s *stream) runsRecords(runs []protocol.Run, sequence int64) (records []runsRecord) {
-	id := s.identity()
 	for len(runs) > 0 {
 		n := min(len(runs), maxRunsPerRecord)
 		records = append(records, runsRecord{
-			Topic: s.topic, TopicID: hex.EncodeToString(s.topicID[:]), Partition: s.index, MirrorTopicID: hex.EncodeToString(s.mirrorTopicID[:]),
-			To: id.to, Of: id.of, ProducerID: s.fence.producerID, Epoch: s.fence.epoch, BaseSequence: sequence, Source: runs[0].Source, Runs: encodeRuns(runs[:n]),
+			producerID: s.fence.producerID, epoch: s.fence.epoch, base: sequence, source: runs[0].Source, runs: encodeRuns(runs[:n]),
 		})
 		for _, run := range runs[:n] {
 			sequence += run.Count

@@ -166,10 +166,12 @@ func (r *registry) lookUp(id identity) (numbering, bool) {
 	return n, true
 }
 
-// generations returns copies of all generations of a stream. id's generation is ignored.
-func (r *registry) generations(id identity) (all []numbering) {
+// generations returns copies of all generations of a stream, and the producer IDs of its fences. id's generation is ignored.
+func (r *registry) generations(id identity) (all []numbering, fencers []int64) {
+	id.generation = 0
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	fencers = slices.Clone(r.fencers[id])
 	for other, n := range r.known {
 		id.generation = other.generation
 		if other == id {
@@ -178,7 +180,7 @@ func (r *registry) generations(id identity) (all []numbering) {
 			all = append(all, generation)
 		}
 	}
-	return all
+	return all, fencers
 }
 
 // settings returns what kmirror last set on a mirror topic; false if it never set anything there.

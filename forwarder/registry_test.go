@@ -68,7 +68,11 @@ func TestN6TheFirstRecordDecidesHowItGoesOn(t *testing.T) {
 
 func TestRunsReadBackAsWritten(t *testing.T) {
 	runs := []protocol.Run{{Source: 100, Count: 3}, {Source: 110, Count: 1}, {Source: 1 << 40, Count: 1 << 20}}
-	r := runsRecord{BaseSequence: 50, Source: 100, Runs: encodeRuns(runs)}
+	written := runsRecord{producerID: 4711, epoch: 3, base: 50, source: 100, runs: encodeRuns(runs)}
+	r, err := parseRunsRecord(written.append(nil))
+	if err != nil || r.producerID != 4711 || r.epoch != 3 {
+		t.Fatalf("read back %+v, %v; want %+v", r, err, written)
+	}
 	if got, err := r.decode(); err != nil || !reflect.DeepEqual(got, runs) {
 		t.Fatalf("decoded %v, %v; want %v", got, err, runs)
 	}
@@ -78,11 +82,16 @@ func TestRunsReadBackAsWritten(t *testing.T) {
 			t.Errorf("sequence %d is source offset %d, %t, %v; want %d", sequence, got, ok, err, want)
 		}
 	}
-	for _, damaged := range [][]byte{nil, {0x80}, r.Runs[:1:1], append(r.Runs[:len(r.Runs):len(r.Runs)], 5)} {
+	for _, damaged := range [][]byte{nil, {0x80}, r.runs[:1:1], append(r.runs[:len(r.runs):len(r.runs)], 5)} {
 		x := r
-		x.Runs = damaged
+		x.runs = damaged
 		if got, err := x.decode(); err == nil && len(damaged) != 1 {
 			t.Errorf("runs %x were taken as %v", damaged, got)
+		}
+	}
+	for _, damaged := range [][]byte{nil, written.append(nil)[:runsHeadSize], append([]byte{1}, written.append(nil)[1:]...)} {
+		if got, err := parseRunsRecord(damaged); err == nil {
+			t.Errorf("record %x was taken as %+v", damaged, got)
 		}
 	}
 }

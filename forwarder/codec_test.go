@@ -8,6 +8,8 @@ import (
 
 	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
+
+	"kmirror/internal/unpack"
 )
 
 func TestCodecReadsWhatItWrites(t *testing.T) {
@@ -57,8 +59,8 @@ func TestCodecBoundsWhatItUnpacks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := (recordCodec{limit: limit}).Decompress(codec, packed); !errors.Is(err, errUnpackedTooLarge) {
-			t.Errorf("codec %d: %v, want %v", codec, err, errUnpackedTooLarge)
+		if _, err := (recordCodec{limit: limit}).Decompress(codec, packed); !errors.Is(err, unpack.ErrTooLarge) {
+			t.Errorf("codec %d: %v, want %v", codec, err, unpack.ErrTooLarge)
 		}
 		if got, err := (recordCodec{limit: limit + 1}).Decompress(codec, packed); err != nil || len(got) != len(bomb) {
 			t.Errorf("codec %d within a larger limit: %d bytes, %v", codec, len(got), err)

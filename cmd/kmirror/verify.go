@@ -98,6 +98,7 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 		Source: source, Mirror: mirror,
 		Topics:       func(name string) bool { return matchesAny(include, name) && !matchesAny(exclude, name) },
 		Rename:       settings.Topics.Rename,
+		Segments:     "__kmirror." + settings.Name + ".segments",
 		FromEarliest: settings.Topics.Start == "earliest",
 		Patience:     patience, Parallel: parallel,
 	})

@@ -30,6 +30,10 @@ type cluster struct {
 	topicIDs map[string][16]byte
 	logs     map[partitionKey]logState // asked once, at the start
 
+	ours func(producerID int64) bool // of the mirror: whether it is one of kmirror's
+
+	unpacking sync.Mutex // held by the one partition that unpacks more than answerBudget
+
 	mu      sync.Mutex
 	leaders map[partitionKey]int32
 }
@@ -42,7 +46,7 @@ func openCluster(ctx context.Context, client *kgo.Client, wanted func(string) bo
 		return nil, err
 	}
 	c := &cluster{
-		client:   client,
+		client: client, ours: isOurs,
 		topicIDs: map[string][16]byte{}, logs: map[partitionKey]logState{}, leaders: map[partitionKey]int32{},
 	}
 	var names []string
@@ -127,6 +131,19 @@ func (c *cluster) refreshLeader(ctx context.Context, key partitionKey) error {
 		c.leaders[partitionKey{key.topic, p.Partition}] = p.Leader
 	}
 	return nil
+}
+
+// startOffset asks where the partition's log starts now.
+func (c *cluster) startOffset(ctx context.Context, key partitionKey) (int64, error) {
+	starts, err := kadm.NewClient(c.client).ListStartOffsets(ctx, key.topic)
+	if err != nil {
+		return 0, err
+	}
+	start, known := starts.Lookup(key.topic, key.partition)
+	if !known {
+		return 0, errors.New("its start is not known")
+	}
+	return start.Offset, start.Err
 }
 
 // lastStableOffset asks where the partition's committed records end now.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"time"
@@ -15,17 +16,16 @@ import (
 
 // comparison is the comparison of one partition.
 type comparison struct {
-	p         *Partition
-	opts      Options
-	source    *reader
-	mirror    *reader
-	sourceSum digest
-	mirrorSum digest
+	p      *Partition
+	opts   Options
+	source *reader
+	mirror *reader
+	sum    digest // of the records that were compared: they are equal
 }
 
 // run compares and sets the result. An error means that it could not be told.
 func (c *comparison) run(ctx context.Context) error {
-	c.sourceSum, c.mirrorSum = newDigest(), newDigest()
+	c.sum = newDigest()
 	c.p.SameOffsets = true
 	if ended, err := c.align(ctx); err != nil || ended {
 		return err
@@ -39,6 +39,49 @@ func (c *comparison) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// maxRuns is how often a partition is compared anew because records were deleted from the log's start while they were read.
+const maxRuns = 5
+
+// runAgain compares until nothing was deleted under way, and looks closer where compaction may explain what it finds.
+func (c *comparison) runAgain(ctx context.Context) (err error) {
+	compacted := func() (again bool, err error) {
+		if c.p.Result != Different && c.p.NotMirrored+c.p.OnlyMirror == 0 {
+			return false, nil
+		}
+		source, mirror, err := c.policies(ctx)
+		if err != nil || !source && !mirror {
+			return false, nil // it stays as it was found
+		}
+		return true, c.runCompacted(ctx, source, mirror)
+	}
+	for n := 1; ; n++ {
+		if err = c.run(ctx); err == nil {
+			_, err = compacted()
+		}
+		if !errors.Is(err, errDeleted) || n == maxRuns {
+			return err
+		}
+		if err := c.begin(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// begin asks for the logs' starts again and lets the comparison begin there.
+func (c *comparison) begin(ctx context.Context) (err error) {
+	p := c.p
+	*p = Partition{Topic: p.Topic, Partition: p.Partition, Source: p.Source, Mirror: p.Mirror}
+	if p.Source.Start, err = c.source.cluster.startOffset(ctx, c.source.key); err != nil {
+		return fmt.Errorf("source: %w", err)
+	}
+	if p.Mirror.Start, err = c.mirror.cluster.startOffset(ctx, c.mirror.key); err != nil {
+		return fmt.Errorf("mirror: %w", err)
+	}
+	c.source, c.mirror = c.source.clone(p.Source.Start), c.mirror.clone(p.Mirror.Start)
+	c.source.end, c.mirror.end = max(p.Source.Start, p.Source.End), max(p.Mirror.Start, p.Mirror.End)
+	return nil
 }
 
 // step compares the next record of each side. It returns true at the end or at the first difference.
@@ -69,8 +112,7 @@ func (c *comparison) step(ctx context.Context) (ended bool, err error) {
 	}
 	c.p.Compared++
 	c.p.SameOffsets = c.p.SameOffsets && a.record.Offset == b.record.Offset
-	c.sourceSum.add(a.record)
-	c.mirrorSum.add(b.record)
+	c.sum.add(a.record)
 	c.source.take()
 	c.mirror.take()
 	return false, nil
@@ -149,7 +191,8 @@ func (c *comparison) differ(a, b *item, what string) {
 // finish copies the counts and digests into the partition's entry.
 func (c *comparison) finish() {
 	c.p.Foreign = c.mirror.foreign
-	c.p.SourceSHA, c.p.MirrorSHA = c.sourceSum.text(), c.mirrorSum.text()
+	c.p.SourceSHA = c.sum.text()
+	c.p.MirrorSHA = c.p.SourceSHA
 	c.p.SameOffsets = c.p.SameOffsets && c.p.Compared > 0
 }
 

@@ -9,18 +9,6 @@ import (
 	"kmirror/protocol"
 )
 
-// decompressor takes what kgo's refuses: lz4 as producers before Kafka 0.10 framed it.
-type decompressor struct{ kgo.Decompressor }
-
-func newDecompressor() kgo.Decompressor { return decompressor{kgo.DefaultDecompressor()} }
-
-func (d decompressor) Decompress(src []byte, codec kgo.CompressionCodecType) ([]byte, error) {
-	if codec == kgo.CodecLz4 {
-		src = protocol.FixLZ4Header(src)
-	}
-	return d.Decompressor.Decompress(src, codec)
-}
-
 // appendTime says that the records up to last, from the one before it on, have the append time of their compressed message of format v1.
 // kgo gives them the time of their producer.
 type appendTime struct {

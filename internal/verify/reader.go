@@ -19,7 +19,7 @@ var (
 )
 
 const (
-	fetchBytes   = 256 << 10
+	fetchBytes   = 1 << 20
 	fetchTimeout = 30 * time.Second
 	maxTries     = 20
 	retryWait    = 500 * time.Millisecond
@@ -44,15 +44,16 @@ type reader struct {
 	end     int64
 	items   []item
 	foreign int64 // records that ours refused
+	allowed *allowance
 }
 
-func newReader(c *cluster, key partitionKey, log Range, ours func(int64) bool) *reader {
-	return &reader{cluster: c, key: key, ours: ours, first: log.Start, next: log.Start, end: log.End}
+func newReader(c *cluster, key partitionKey, log Range, ours func(int64) bool, allowed *allowance) *reader {
+	return &reader{cluster: c, key: key, ours: ours, first: log.Start, next: log.Start, end: log.End, allowed: allowed}
 }
 
 // clone returns a reader that begins anew at offset.
 func (r *reader) clone(offset int64) *reader {
-	return newReader(r.cluster, r.key, Range{Start: offset, End: r.end}, r.ours)
+	return newReader(r.cluster, r.key, Range{Start: offset, End: r.end}, r.ours, r.allowed)
 }
 
 // window returns up to n items without taking them; fewer only at the end.
@@ -93,7 +94,9 @@ func (r *reader) fetch(ctx context.Context) error {
 			return nil
 		case errors.Is(err, kerr.OffsetOutOfRange):
 			return errDeleted
-		case ctx.Err() != nil, errors.Is(err, errTopicRecreated), try == maxTries, !retriable(err):
+		case errors.Is(err, errTooMuch) && r.allowed.extend():
+			continue
+		case ctx.Err() != nil, errors.Is(err, errTopicRecreated), errors.Is(err, errTooMuch), try == maxTries, !retriable(err):
 			return fmt.Errorf("offset %d: %w", r.next, err)
 		}
 		select {
@@ -151,12 +154,20 @@ func (r *reader) request() *kmsg.FetchRequest {
 
 // decode appends the records of an answer that lie before end. Aborted and control records are left out.
 func (r *reader) decode(answer *kmsg.FetchResponseTopicPartition) error {
+	room := budget{left: r.allowed.bytes()}
+	if answer.RecordBatches = room.fit(answer.RecordBatches); room.exceeded && len(answer.RecordBatches) == 0 {
+		return errTooMuch
+	}
 	positions, times := batchPositions(answer.RecordBatches), findAppendTimes(answer.RecordBatches)
 	partition, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
 		Offset: r.next, IsolationLevel: kgo.ReadCommitted(), Topic: r.key.topic, Partition: r.key.partition,
-	}, answer, newDecompressor(), nil)
-	if partition.Err != nil {
+	}, answer, &room, nil)
+	switch {
+	case partition.Err == nil:
+	case !room.exceeded:
 		return partition.Err
+	case next == r.next:
+		return errTooMuch // the first batch alone
 	}
 	for _, record := range partition.Records {
 		times.set(record)

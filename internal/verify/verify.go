@@ -47,6 +47,9 @@ type Options struct {
 	// Patience is how long a mirror that is behind may stand still before it counts as different.
 	Patience time.Duration
 	Parallel int // partitions at a time
+	// Segments is kmirror's topic on the mirror that names the producer IDs of fenced sessions; "": there are none.
+	Segments string
+	Keys     int // of compacted topics that are held in memory at a time; 0: half a million
 }
 
 // Range is [Start, End) of a log: its first offset and its last stable offset.
@@ -67,12 +70,17 @@ type Partition struct {
 	// NotMirrored counts the source offsets before the first record of the mirror's copy.
 	NotMirrored int64 `json:"not_mirrored"`
 	// OnlyMirror counts records of kmirror from before the source's log start.
-	OnlyMirror  int64       `json:"only_mirror"`
-	Foreign     int64       `json:"foreign"` // records of others on the mirror
-	SameOffsets bool        `json:"same_offsets"`
-	SourceSHA   string      `json:"source_sha256"` // over the compared records, chained in order
-	MirrorSHA   string      `json:"mirror_sha256"`
-	Difference  *Difference `json:"difference,omitempty"` // the first
+	OnlyMirror  int64 `json:"only_mirror"`
+	Foreign     int64 `json:"foreign"` // records of others on the mirror
+	SameOffsets bool  `json:"same_offsets"`
+	// Compacted says that the last record of each key was compared, since compaction took others. Keys counts the keys that have one, Changed
+	// those that were left out because the source wrote them again meanwhile.
+	Compacted  bool        `json:"compacted,omitempty"`
+	Keys       int64       `json:"keys,omitempty"`
+	Changed    int64       `json:"changed,omitempty"`
+	SourceSHA  string      `json:"source_sha256"` // over the compared records, chained in order
+	MirrorSHA  string      `json:"mirror_sha256"`
+	Difference *Difference `json:"difference,omitempty"` // the first
 }
 
 // Difference is where the two sides part. An offset is -1 where that side has no more records.
@@ -100,6 +108,9 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	})
 	if err != nil {
 		return Report{Result: Unknown}, fmt.Errorf("mirror: %w", err)
+	}
+	if err := mirror.readFences(ctx, opts.Segments); err != nil {
+		return Report{Result: Unknown}, fmt.Errorf("mirror: topic %s: %w", opts.Segments, err)
 	}
 	source, err := openCluster(ctx, opts.Source, opts.Topics)
 	if err != nil {
@@ -157,12 +168,14 @@ func comparePartition(ctx context.Context, opts Options, source, mirror *cluster
 		p.NotMirrored = from.End - from.Start
 		return
 	}
+	allowance := &allowance{lock: &source.unpacking}
+	defer allowance.release()
 	c := comparison{
 		p: p, opts: opts,
-		source: newReader(source, key, from.Range, nil),
-		mirror: newReader(mirror, mirrorKey, to.Range, isOurs),
+		source: newReader(source, key, from.Range, nil, allowance),
+		mirror: newReader(mirror, mirrorKey, to.Range, mirror.ours, allowance),
 	}
-	err := c.run(ctx)
+	err := c.runAgain(ctx)
 	c.finish()
 	if err != nil {
 		p.Result, p.Reason = Unknown, err.Error()
@@ -204,6 +217,10 @@ func (p Partition) Summary() string {
 	add(p.NotMirrored, "before the mirror's first")
 	add(p.OnlyMirror, "on the mirror from before the source's log start")
 	add(p.Foreign, "of others on the mirror")
+	if p.Compacted {
+		parts = append(parts, fmt.Sprintf("compacted: the last records of %d keys", p.Keys))
+		add(p.Changed, "keys changed meanwhile")
+	}
 	if p.Reason != "" {
 		parts = append(parts, p.Reason)
 	}

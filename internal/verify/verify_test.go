@@ -69,7 +69,7 @@ func (p pair) batches(t *testing.T) (batches []protocol.Batch) {
 		t.Fatal(err)
 	}
 	key := partitionKey{p.topic, 0}
-	r := newReader(c, key, c.logs[key].Range, nil)
+	r := newReader(c, key, c.logs[key].Range, nil, &allowance{lock: &c.unpacking})
 	resp, err := p.source.Broker(int(c.leader(key))).Request(t.Context(), r.request())
 	if err != nil {
 		t.Fatal(err)

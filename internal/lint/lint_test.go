@@ -49,7 +49,7 @@ var mayImport = []struct {
 	{"internal/verify", []string{"protocol", "internal/unpack"}},
 	{"internal", nil},
 	{"cmd", []string{"config", "proxy", "forwarder", "protocol", "internal/admin", "internal/verify", "internal/demo"}},
-	{"test", []string{"protocol", "forwarder", "internal/kafkatest", "test/"}}, // forwarder for the types of the status
+	{"test", []string{"protocol", "forwarder", "internal/kafkatest", "internal/verify", "test/"}}, // forwarder and verify for the types of the status and the report
 }
 
 // testOnly are the packages that no code outside of tests may import.

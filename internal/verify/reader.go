@@ -19,7 +19,7 @@ var (
 )
 
 const (
-	fetchBytes   = 1 << 20
+	fetchBytes   = 512 << 10
 	fetchTimeout = 30 * time.Second
 	maxTries     = 20
 	retryWait    = 500 * time.Millisecond

@@ -7,10 +7,11 @@
 //
 // What is compared: the committed records (read_committed) of the source up to its end at the start of Run, with the records that
 // kmirror wrote on the mirror, by count, keys, values, headers, timestamps and order. kmirror's record batches are known by their
-// producer IDs, which no broker allocates; what others wrote to the mirror is counted and left out. Both sides are streamed, with
-// what two fetches of 256 KiB decompress to held for each of Parallel partitions.
+// producer IDs, which no broker allocates, or which the segments topic names as a fenced session's; what others wrote to the mirror is
+// counted and left out. Both sides are streamed, with what two fetches of 512 KiB decompress to, 16 MiB at most, held for each of Parallel
+// partitions; a single batch may unpack to 256 MiB, one partition at a time.
 //
-// The two sides needn't begin at the same record: see align.go.
+// The two sides needn't begin at the same record: see align.go. What compaction takes from either side is told from losses: see compact.go.
 package verify
 
 import (

@@ -56,6 +56,7 @@ func TestBench(t *testing.T) {
 		{"replication", benchReplication},
 		{"idle", benchIdle},
 		{"connections", benchConnections},
+		{"verify", benchVerify},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) { part.run(t, newWorld(t), r) })

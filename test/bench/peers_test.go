@@ -46,8 +46,9 @@ func naiveCopier(connections int) func(testing.TB, *world, string) *process {
 // kmirror is a running kmirror.
 type kmirror struct {
 	*process
-	proxy string // bootstrap address
-	admin string // host:port
+	mirrorOf string // its settings' name
+	proxy    string // bootstrap address
+	admin    string // host:port
 }
 
 // startKmirror runs the built binary with a name of its own, so that it remembers nothing of an earlier run. extra flags come last.
@@ -55,8 +56,8 @@ func startKmirror(t testing.TB, w *world, topics string, extra ...string) *kmirr
 	t.Helper()
 	w.runs++
 	port := kafkatest.PortBlock(t, 2+brokerIDs)
-	k := &kmirror{proxy: loopback(port), admin: loopback(port + 1)}
-	args := []string{"proxy", "--name", fmt.Sprintf("bench-%d-%d", os.Getpid(), w.runs), "--source", w.source.Seeds()[0],
+	k := &kmirror{mirrorOf: fmt.Sprintf("bench-%d-%d", os.Getpid(), w.runs), proxy: loopback(port), admin: loopback(port + 1)}
+	args := []string{"proxy", "--name", k.mirrorOf, "--source", w.source.Seeds()[0],
 		"--mirror", w.mirror.Seeds()[0],
 		"--listen", k.proxy, "--broker-port-base", fmt.Sprint(port + 2), "--topics", topics, "--admin", k.admin}
 	k.process = start(t, "kmirror", w.kmirror, append(args, extra...)...)

@@ -1,6 +1,7 @@
 package compaction
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +47,11 @@ func TestCleanedBeforeItIsRead(t *testing.T) {
 	in.Start()
 	in.WaitCaughtUp(patience)
 	check(t, source, mirror, topic)
+	name, _ := strings.CutPrefix(in.Group(), "kmirror.")
+	if code, out := testbed.Run(t, "verify", "--name", name, "--source", source.Seeds()[0], "--mirror", mirror.Seeds()[0], "--topics", topic); code != 0 ||
+		!strings.Contains(out, "compacted: the last records of") { // the mirror holds what the source has cleaned since
+		t.Errorf("verify: exit code %d\n%s", code, out)
+	}
 	in.Kill() // the map needs no kmirror
 	checkOffsets(t, in, source, mirror, topic)
 	if got := kafkatest.ReadAll(t, mirror, topic, 0); len(got) >= h.n || number(t, got[len(got)-1]) != h.n-1 {

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"golang.org/x/sync/errgroup"
 
 	"kmirror/internal/kafkatest"
 	"kmirror/test/testbed"
@@ -25,6 +27,7 @@ func TestHandshakeV0(t *testing.T) {
 	source := startSecured(t)
 	broker := source.Broker(1)
 	trusting := source.ca.client(source.ca, 1)
+	t.Run("a plain connection to TLS", func(t *testing.T) { spokenToInPlain(t, source) })
 	for _, tt := range []struct {
 		name, listener string
 		tls            *tls.Config // of connections to the broker
@@ -63,6 +66,56 @@ func TestHandshakeV0(t *testing.T) {
 			})
 		})
 	}
+}
+
+// spokenToInPlain is the end of case C05: a source that speaks TLS, where kmirror's settings say nothing of it. Clients are let go at once, and the log
+// names the broker and the cause, once.
+func spokenToInPlain(t *testing.T, source secured) {
+	address := source.Broker(1).Listener("SECURE")
+	in := testbed.New(t, seedsOf{source, []string{address}}, source, "--roles", "proxy")
+	if err := in.Launch(); err != nil {
+		t.Fatal(err)
+	}
+	kafkatest.Eventually(t, 30*time.Second, func() error { _, err := in.AskStatus(); return err })
+	versions := kmsg.NewPtrApiVersionsRequest()
+	versions.Version = 2
+	begun := time.Now()
+	var g errgroup.Group
+	g.SetLimit(20)
+	for range 200 {
+		g.Go(func() error {
+			c, err := net.Dial("tcp", in.Seeds()[0])
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				return err
+			}
+			if _, err := exchange(c, versions, 1); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				return fmt.Errorf("a client got %v, want the end of its connection", err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	named := 0
+	for line := range strings.Lines(in.Log()) {
+		if strings.Contains(line, "WARN\tproxy\t") && strings.Contains(line, address) && strings.Contains(line, "TLS") && strings.Contains(line, "client") {
+			named++
+		}
+	}
+	if limit := 1 + int(time.Since(begun)/(10*time.Second)); named == 0 || named > limit {
+		t.Errorf("%d log lines name the broker, %s, and TLS, want one in 10 s\n%s", named, address, in.LogTail(20))
+	}
+	kafkatest.Eventually(t, 30*time.Second, func() error {
+		if m := in.Metrics(); m["kmirror_proxy_connections"] != 0 || m["kmirror_proxy_requests_in_flight"] != 0 {
+			return fmt.Errorf("%v connections and %v requests are left", m["kmirror_proxy_connections"], m["kmirror_proxy_requests_in_flight"])
+		}
+		return nil
+	})
 }
 
 // logInV0 logs in by SaslHandshake v0, asks for metadata twice, and tells what came of it.

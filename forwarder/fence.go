@@ -42,6 +42,8 @@ var (
 	errHoles     = errors.New("the source log has holes: going on in a fenced session")
 	errAtEnd     = errors.New("the holes of the source log are passed: going on in a dense generation")
 	errRefence   = errors.New("the session is to be fenced anew")
+
+	errNotConfirmed = errors.New("the group membership isn't confirmed now")
 )
 
 // transactionalID of a stream, the same in all its generations.
@@ -69,6 +71,10 @@ func (l *loop) fenceAll(ctx context.Context, results []recovered) {
 		for _, r := range wanted {
 			r.err = err
 		}
+	}
+	if !l.group.mayAct() { // who was away too long must not shut out the new owner (rule S2)
+		fail(errNotConfirmed)
+		return
 	}
 	runsFrom, err := l.registry.runsEnd(ctx)
 	if err != nil {

@@ -86,7 +86,7 @@ func (l *loop) fillBehind(s *stream) {
 	if !s.fills || s.fence != nil || s.conn == nil || s.filling || len(s.queue) > 0 || len(s.flight) > 0 || s.holeFrom < 0 || s.mirrorEnd < s.holeFrom || s.mirrorEnd >= s.next {
 		return
 	}
-	if s.holeData && !s.fillData {
+	if s.holeData && !s.fillData || !l.group.mayAct() {
 		return // what comes next decides
 	}
 	l.fill(s, s.next)

@@ -18,6 +18,9 @@ func BenchmarkCPU(b *testing.B) {
 	batch[10], batch[11] = byte((len(batch)-12)>>8), byte(len(batch)-12)
 	frame := requestFrame(produceTo(11, -1, batch), 7)
 	answer := produced(protocol.ParseRequestHeader(frame), frame, nil)
+	quarter := append(records(1), make([]byte, 4<<10-len(records(1)))...)
+	quarter[10], quarter[11] = byte((len(quarter)-12)>>8), byte(len(quarter)-12)
+	quarters := requestFrame(produceTo(11, -1, quarter, quarter, quarter, quarter), 7)
 	opaque := rawRequest(68, 0, 7, make([]byte, len(frame)-12))
 	for _, route := range []struct {
 		name    string
@@ -35,8 +38,15 @@ func BenchmarkCPU(b *testing.B) {
 		{"tee", frame, func(b *testing.B, broker *scripted) net.Addr {
 			return startBefore(b, broker, Options{Logger: nopLogger, Sink: &releaser{}}).Addr()
 		}},
+		{"tee of four partitions", quarters, func(b *testing.B, broker *scripted) net.Addr {
+			return startBefore(b, broker, Options{Logger: nopLogger, Sink: &releaser{}}).Addr()
+		}},
 	} {
 		b.Run(route.name, func(b *testing.B) {
+			answer := answer
+			if route.name == "tee of four partitions" {
+				answer = produced(protocol.ParseRequestHeader(quarters), quarters, nil)
+			}
 			c := dialRaw(b, route.address(b, constant(b, len(route.request), answer)))
 			c.SetDeadline(time.Time{})
 			b.SetBytes(int64(len(route.request)))

@@ -30,6 +30,7 @@ type request struct {
 	header protocol.RequestHeader
 	answer answer
 	frame  *bufpool.Buf // a Produce request kept for the sink; nil for all others
+	shared *sharedFrame // frame, once batches in it were handed over
 	copied bool         // frame is a copy of its own, not the buffer that is written to the broker
 	seq    uint64       // number of the request on this connection
 }

@@ -246,6 +246,9 @@ func (s *Server) hold(n int) bool {
 	return true
 }
 
+// mayShare reports whether a held request may stay so for as long as the sink keeps a batch of it.
+func (s *Server) mayShare() bool { return s.held.Load() < s.o.HeldBytes/2 }
+
 func (s *Server) unhold(n int) { s.held.Add(-int64(n)) }
 
 func (s *Server) connections() int {

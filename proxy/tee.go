@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"sync/atomic"
+
 	"kmirror/internal/bufpool"
 	"kmirror/protocol"
 )
@@ -42,6 +44,7 @@ func (c *conn) produceAnswered(r *request, frame []byte) (endpoints bool, err er
 			c.tell(r, i, &answers)
 		}
 		c.forgetKept()
+		r.unshare()
 	}
 	if err := answers.Err(); err != nil {
 		return false, &closeError{reasonResponse, err}
@@ -129,17 +132,53 @@ func (c *conn) tell(r *request, i int, a *protocol.ProduceResponse) {
 	c.offer(r, a, batch)
 }
 
-// offer hands a batch to the sink: with the frame that it lies in if it's alone there, else as a copy. The sink may change the
-// batch, so a frame whose last write hasn't returned (though its answer is here) isn't handed over either.
+// sharedFrame is a kept request whose batches the sink has without a copy. It counts as held until the last of them is let go.
+type sharedFrame struct {
+	frame *bufpool.Buf
+	s     *Server
+	refs  atomic.Int32
+}
+
+// Release ends one ownership.
+func (f *sharedFrame) Release() {
+	if f.refs.Add(-1) == 0 {
+		f.s.unhold(len(f.frame.B))
+		f.frame.Release()
+	}
+}
+
+// share returns the request's frame as the memory of one more batch.
+func (r *request) share(s *Server) *sharedFrame {
+	if r.shared == nil {
+		r.shared = &sharedFrame{frame: r.frame, s: s}
+		r.shared.refs.Store(1) // the request's own
+	}
+	r.shared.refs.Add(1)
+	return r.shared
+}
+
+// unshare gives up the request's own part in a shared frame.
+func (r *request) unshare() {
+	if r.shared != nil {
+		r.shared.Release()
+		r.shared, r.frame = nil, nil
+	}
+}
+
+// offer hands a batch to the sink: with the frame that it lies in if it's alone there, else with a share of it, or, where the sink keeps so much that new requests might
+// not be held, as a copy. The sink may change the batch, so a frame whose last write hasn't returned (though its answer is here) isn't handed over.
 func (c *conn) offer(r *request, a *protocol.ProduceResponse, batch protocol.Batch) {
-	memory := r.frame
-	if len(c.produceParts) == 1 && (r.copied || c.written.Load() >= r.seq) {
-		c.s.unhold(len(memory.B))
+	var memory protocol.Releaser = r.frame
+	switch written := r.copied || c.written.Load() >= r.seq; {
+	case written && len(c.produceParts) == 1:
+		c.s.unhold(len(r.frame.B))
 		r.frame = nil
-	} else {
-		memory = bufpool.Get(len(batch))
-		copy(memory.B, batch)
-		batch = protocol.Batch(memory.B[:len(batch):len(batch)])
+	case written && c.s.mayShare():
+		memory = r.share(c.s)
+	default:
+		own := bufpool.Get(len(batch))
+		copy(own.B, batch)
+		memory, batch = own, protocol.Batch(own.B[:len(batch):len(batch)])
 	}
 	taken := c.s.o.Sink.Offer(protocol.AckedBatch{
 		Topic:      c.s.topics.name(a.Topic),

@@ -186,6 +186,34 @@ func TestBeyondTheBoundRequestsPassWithoutTheSink(t *testing.T) {
 	}
 }
 
+// The batches of a request stay in its frame, which counts as held until the last is let go; where half of what may be held is, they are copied, so that new requests can be.
+func TestBatchesShareTheirRequestsFrame(t *testing.T) {
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, frame []byte) { c.Write(produced(h, frame, nil)) })
+	sink := &keeper{}
+	request := requestFrame(produceTo(9, -1, records(1), records(2), records(3)), 7)
+	size := int64(len(request))
+	s := startBefore(t, b, Options{Sink: sink, HeldBytes: 5 * size})
+	c := dialRaw(t, s.Addr())
+	for i, want := range []int64{size, 2 * size, 2 * size} {
+		c.send(request)
+		c.receive()
+		if held := s.held.Load(); held != want {
+			t.Errorf("%d bytes are held after request %d, want %d", held, i, want)
+		}
+	}
+	for i, o := range sink.offers {
+		if got, want := o.Batch.RecordCount(), int32(i%3+1); got != want || o.Batch.ProducerID() != 5 {
+			t.Errorf("batch %d has %d records of producer %d, want %d of 5", i, got, o.Batch.ProducerID(), want)
+		}
+	}
+	for i, want := range []int64{2 * size, 2 * size, size, size, size, 0, 0, 0, 0} {
+		sink.memory[i].Release()
+		if held := s.held.Load(); held != want {
+			t.Errorf("%d bytes are held after %d releases, want %d", held, i+1, want)
+		}
+	}
+}
+
 // releaser takes every batch and lets it go, as fast as can be.
 type releaser struct{ recorder }
 

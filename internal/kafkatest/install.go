@@ -95,7 +95,7 @@ func fetchJars(java, pom, dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	fmt.Fprintln(os.Stderr, "kafkatest: fetching Apache Kafka with Maven into .cache/kafka (once)")
+	fmt.Fprintln(os.Stderr, "kafkatest: fetching Apache Kafka with Maven into .cache/"+filepath.Base(dir)+" (once)")
 	cmd := exec.Command(mvn, "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory="+dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("mvn dependency:copy-dependencies: %w\n%s", err, out)

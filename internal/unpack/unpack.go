@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/s2"
@@ -42,12 +43,23 @@ func Records(codec int, records []byte, limit int64) ([]byte, error) {
 }
 
 func readUpTo(r io.Reader, limit int64) ([]byte, error) {
-	var out bytes.Buffer
-	n, err := out.ReadFrom(io.LimitReader(r, limit+1))
-	if n > limit {
-		return nil, fmt.Errorf("%d bytes: %w", limit, ErrTooLarge)
+	const first, most = 64 << 10, 4 << 20
+	var chunks [][]byte // not one buffer that grows by doubling, which would take three times the limit
+	for left, size := limit+1, int64(first); left > 0; size = min(2*size, most) {
+		chunk := make([]byte, 0, min(size, left))
+		for len(chunk) < cap(chunk) {
+			n, err := r.Read(chunk[len(chunk):cap(chunk)])
+			chunk = chunk[:len(chunk)+n]
+			switch {
+			case err == io.EOF && left > int64(len(chunk)):
+				return slices.Concat(append(chunks, chunk)...), nil
+			case err != nil && err != io.EOF:
+				return nil, err
+			}
+		}
+		chunks, left = append(chunks, chunk), left-int64(len(chunk))
 	}
-	return out.Bytes(), err
+	return nil, fmt.Errorf("%d bytes: %w", limit, ErrTooLarge)
 }
 
 // unpackZstd takes windows as large as the limit; Kafka's own consumers read 128 MiB.

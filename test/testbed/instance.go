@@ -360,13 +360,19 @@ func (in *Instance) PID() int {
 }
 
 // RSS is the process's resident memory in bytes, 0 if it isn't running.
-func (in *Instance) RSS() int64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", in.PID()))
+func (in *Instance) RSS() int64 { return memoryOf(in.PID(), "VmRSS:") }
+
+// PeakRSS is the largest resident memory that the running process ever had.
+func (in *Instance) PeakRSS() int64 { return memoryOf(in.PID(), "VmHWM:") }
+
+// memoryOf reads a size from a process's status, 0 if it isn't there.
+func memoryOf(pid int, name string) int64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0
 	}
 	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if value, ok := strings.CutPrefix(line, name); ok {
 			kib, _ := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
 			return kib << 10
 		}
@@ -406,12 +412,32 @@ func CountLines(text string, parts ...string) (n int) {
 // Run runs a command of kmirror's to its end.
 func Run(t testing.TB, args ...string) (exitCode int, output string) {
 	t.Helper()
-	out, err := exec.Command(Program(t), args...).CombinedOutput()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return exit.ExitCode(), string(out)
-	}
-	if err != nil {
+	exitCode, output, _ = RunMeasured(t, args...)
+	return exitCode, output
+}
+
+// RunMeasured is Run that also tells the largest resident memory that was seen, looking each 10 ms.
+func RunMeasured(t testing.TB, args ...string) (exitCode int, output string, peak int64) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command(Program(t), args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := kafkatest.Spawn(cmd); err != nil {
 		t.Fatal(err)
 	}
-	return 0, string(out)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for {
+		select {
+		case err := <-ended:
+			if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
+				t.Fatal(err)
+			}
+			return cmd.ProcessState.ExitCode(), out.String(), peak
+		case <-look.C:
+			peak = max(peak, memoryOf(cmd.Process.Pid, "VmHWM:"))
+		}
+	}
 }

@@ -43,6 +43,7 @@ deps: debian-packages modules kafka .cache/venv/done .cache/node/done
 
 modules: ## Go modules
 	go mod download
+	cd test/clients/sarama && go mod download
 
 kafka: ## Apache Kafka's jars
 	@mkdir -p .cache
@@ -56,8 +57,9 @@ kafka: ## Apache Kafka's jars
 	mkdir -p .cache/node && cp test/clients/package.json $< .cache/node && npm ci --silent --no-audit --no-fund --prefix .cache/node
 	touch $@
 
-debian-packages: ## kcat, Java, Maven, Python, Node and a KDC, where their commands are missing
-	@test/clients/debian-packages kcat=kcat java=openjdk-17-jre-headless mvn=maven python3=python3-venv npm=npm krb5kdc=krb5-kdc kadmin.local=krb5-admin-server
+debian-packages: ## kcat, Java and its compiler, Maven, Python, Node and a KDC, where their commands are missing
+	@test/clients/debian-packages kcat=kcat java=openjdk-17-jre-headless javac=openjdk-17-jdk-headless mvn=maven python3=python3-venv npm=npm \
+		krb5kdc=krb5-kdc kadmin.local=krb5-admin-server /usr/lib/python3/dist-packages/confluent_kafka=python3-confluent-kafka
 
 clean: ## all that was built or fetched
 	rm -rf bin .cache

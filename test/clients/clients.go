@@ -7,8 +7,10 @@
 //
 //	produce BOOTSTRAP TOPIC PREFIX COUNT ACKS CODEC IDEMPOTENT
 //	consume BOOTSTRAP TOPIC GROUP COUNT
+//	transcript BOOTSTRAP PREFIX
 //
-// and find their libraries where `make deps` puts them, in .cache.
+// where transcript goes through all that a client is used for, under names with a prefix, and prints what it sees: equal for two equal clusters.
+// They find their libraries where `make deps` puts them, in .cache.
 package clients
 
 import (
@@ -28,6 +30,7 @@ type Client struct {
 	Name   string
 	Codecs []string // those that it can write here, by Kafka's names
 	script string   // beside this file; none for kcat
+	debian bool     // by Debian's Python, with the libraries of Debian's packages
 }
 
 var allCodecs = []string{"none", "gzip", "snappy", "lz4", "zstd"}
@@ -41,6 +44,11 @@ func All() []Client {
 		{Name: "aiokafka", Codecs: allCodecs, script: "aio.py"},
 		{Name: "kafkajs", Codecs: []string{"none", "gzip"}, script: "kafkajs.js"},
 	}
+}
+
+// Scripted lists the clients that have a transcript.
+func Scripted() []Client {
+	return append(All()[1:], Client{Name: "Debian's confluent-kafka", script: "confluent.py", debian: true}, Client{Name: "sarama", script: "sarama"})
 }
 
 // Production is what a producer shall do.
@@ -77,6 +85,12 @@ func (c Client) Consumer(t testing.TB, bootstrap, topic, group string, count int
 	return c.command(t, "-b", bootstrap, "-X", "auto.offset.reset=earliest", "-c", strconv.Itoa(count), "-q", "-G", group, topic)
 }
 
+// Transcript returns a command that prints one.
+func (c Client) Transcript(t testing.TB, bootstrap, prefix string) *exec.Cmd {
+	t.Helper()
+	return c.command(t, "transcript", bootstrap, prefix)
+}
+
 // command is the client's program with args. Where it isn't installed, the test is skipped, or fails on CI.
 func (c Client) command(t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
@@ -84,14 +98,23 @@ func (c Client) command(t testing.TB, args ...string) *exec.Cmd {
 	script := filepath.Join(root, "test", "clients", c.script)
 	program := "kcat"
 	var env []string
-	switch filepath.Ext(c.script) {
-	case ".py":
+	var err error
+	switch {
+	case c.debian:
+		program, args = "/usr/bin/python3", append([]string{"-B", script}, args...)
+		_, err = os.Stat("/usr/lib/python3/dist-packages/confluent_kafka")
+	case filepath.Ext(c.script) == ".py":
 		program, args = filepath.Join(root, ".cache", "venv", "bin", "python"), append([]string{"-B", script}, args...)
-	case ".js":
+	case filepath.Ext(c.script) == ".js":
 		program, args = "node", append([]string{script}, args...)
 		env = append(os.Environ(), "NODE_PATH="+filepath.Join(root, ".cache", "node", "node_modules"))
+	case c.script == "sarama":
+		program = buildModule(t, script)
 	}
-	if _, err := exec.LookPath(program); err != nil {
+	if err == nil {
+		_, err = exec.LookPath(program)
+	}
+	if err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("%s: %v", c.Name, err)
 		}
@@ -100,4 +123,16 @@ func (c Client) command(t testing.TB, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Env = env
 	return cmd
+}
+
+// buildModule builds the program of a Go module of its own, which keeps its dependencies out of kmirror's.
+func buildModule(t testing.TB, dir string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), filepath.Base(dir))
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
+	build.Dir = dir
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build in %s: %v\n%s", dir, err, out)
+	}
+	return program
 }

@@ -21,6 +21,7 @@ type OffsetMap struct {
 	resolver       resolver
 	question       question
 	start, end     int64                  // of the mirror's log, as of the opening
+	probed         map[int64]*mappedBatch // answers of batchFrom, so that many offsets cost little more than one; at most maxProbed
 	dense          map[int64]*numbering   // by producer ID
 	fenced         map[fenceKey][]stretch // by base sequence
 }
@@ -56,7 +57,7 @@ type mappedBatch struct {
 // OpenOffsetMap asks both clusters about a partition, which a kmirror of opts.Name mirrors. Of opts it takes Name, Source, Mirror, Rename and Repartition. mirrorPartition is
 // the same partition, unless topics are repartitioned: then the map is of those records that went there.
 func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition, mirrorPartition int32) (m *OffsetMap, err error) {
-	m = &OffsetMap{dense: map[int64]*numbering{}, fenced: map[fenceKey][]stretch{}}
+	m = &OffsetMap{probed: map[int64]*mappedBatch{}, dense: map[int64]*numbering{}, fenced: map[fenceKey][]stretch{}}
 	defer func() {
 		if err != nil {
 			m.Close()
@@ -284,8 +285,21 @@ func (b *mappedBatch) lastSource() int64 {
 	return last.Source + last.Count - 1
 }
 
+const maxProbed = 1 << 16
+
 // batchFrom returns the first batch of ours that ends behind a mirror offset, nil if there is none.
-func (m *OffsetMap) batchFrom(ctx context.Context, offset int64) (found *mappedBatch, err error) {
+func (m *OffsetMap) batchFrom(ctx context.Context, offset int64) (*mappedBatch, error) {
+	if b, ok := m.probed[offset]; ok {
+		return b, nil
+	}
+	b, err := m.findBatch(ctx, offset)
+	if err == nil && len(m.probed) < maxProbed {
+		m.probed[offset] = b
+	}
+	return b, err
+}
+
+func (m *OffsetMap) findBatch(ctx context.Context, offset int64) (found *mappedBatch, err error) {
 	for offset < m.end && found == nil && err == nil {
 		next := offset
 		var bad error

@@ -13,7 +13,7 @@ import (
 	"kmirror/forwarder"
 )
 
-// offsetsTimeout bounds what kmirror offsets asks of both clusters.
+// offsetsTimeout bounds the opening of the map, and then each question.
 const offsetsTimeout = 30 * time.Second
 
 func newOffsetsCommand() *cobra.Command {
@@ -81,19 +81,10 @@ func runOffsets(cmd *cobra.Command, _ []string) error {
 	}
 	defer mapped.Close()
 	for _, offset := range offsets {
-		line := offsetAnswer{Topic: topic, Partition: partition, Source: offset, Mirror: offset}
-		var to forwarder.MappedOffset
-		if from == "source" {
-			to, err = mapped.ToMirror(ctx, offset)
-			line.Mirror = to.Offset
-		} else {
-			to, err = mapped.ToSource(ctx, offset)
-			line.Source = to.Offset
-		}
-		if err != nil {
+		line := offsetAnswer{Topic: topic, Partition: partition}
+		if err := line.ask(cmd.Context(), mapped, from, offset); err != nil {
 			return err
 		}
-		line.Same, line.Beyond = to.Same, to.Beyond
 		if !asJSON {
 			fmt.Fprintln(cmd.OutOrStdout(), line.text(from))
 		} else if err := json.NewEncoder(cmd.OutOrStdout()).Encode(line); err != nil {
@@ -101,6 +92,24 @@ func runOffsets(cmd *cobra.Command, _ []string) error {
 		}
 	}
 	return nil
+}
+
+// ask fills in both offsets.
+func (a *offsetAnswer) ask(ctx context.Context, mapped *forwarder.OffsetMap, from string, offset int64) error {
+	ctx, cancel := context.WithTimeout(ctx, offsetsTimeout)
+	defer cancel()
+	var to forwarder.MappedOffset
+	var err error
+	a.Source, a.Mirror = offset, offset
+	if from == "source" {
+		to, err = mapped.ToMirror(ctx, offset)
+		a.Mirror = to.Offset
+	} else {
+		to, err = mapped.ToSource(ctx, offset)
+		a.Source = to.Offset
+	}
+	a.Same, a.Beyond = to.Same, to.Beyond
+	return err
 }
 
 func openOffsets(ctx context.Context, settings config.Config, topic string, partition, mirrorPartition int32) (*forwarder.OffsetMap, error) {

@@ -62,15 +62,27 @@ func TestKilledWhileTheSourceIsCleaned(t *testing.T) {
 }
 
 // TestHandedOverWhileTheSourceIsCleaned: of two instances the owner is frozen in the middle of the holes, the other goes on, and the frozen one wakes while
-// it does.
+// it does. The second mirror forgets producers after 4 s and transactional IDs after 2 s (facts F3 and F8), so that all data is old and fences come to nothing.
 func TestHandedOverWhileTheSourceIsCleaned(t *testing.T) {
 	t.Parallel()
-	const idle = 3 * time.Second // of the mirror's connections: a zombie's is closed after it
-	source, mirror := clusters(t, kafkatest.Config("connections.max.idle.ms", "3000"))
-	topic := testbed.TopicName(t)
+	const idle = "3000" // connections.max.idle.ms of the mirror: a zombie's connection is closed after it
+	for name, config := range map[string][]kafkatest.Option{
+		"usual": {kafkatest.Config("connections.max.idle.ms", idle)},
+		"forgetful": {
+			kafkatest.Config("connections.max.idle.ms", idle),
+			kafkatest.Config("producer.id.expiration.ms", "4000"), kafkatest.Config("producer.id.expiration.check.interval.ms", "200"),
+			kafkatest.Config("transactional.id.expiration.ms", "2000"), kafkatest.Config("transaction.remove.expired.transaction.cleanup.interval.ms", "500"),
+		},
+	} {
+		t.Run(name, func(t *testing.T) { handOver(t, "handed-over-"+name, config...) })
+	}
+}
+
+func handOver(t *testing.T, topic string, config ...kafkatest.Option) {
+	source, mirror := clusters(t, config...)
 	compactedTopic(t, source, topic, time.Hour)
 	kafkatest.CreateTopic(t, mirror, topic, 1, 1)
-	args := []string{"--name", topic, "--topics", topic, "--roles", "mirror", "--timing.session_timeout", "2s", "--timing.takeover_wait", (idle + 2*time.Second).String()}
+	args := []string{"--name", topic, "--topics", topic, "--roles", "mirror", "--timing.session_timeout", "2s", "--timing.takeover_wait", "5s"}
 	instances := []*testbed.Instance{testbed.Start(t, source, mirror, args...), testbed.Start(t, source, mirror, args...)}
 	h := newHistory(t, source.Seeds(), topic)
 	h.keys = 200

@@ -123,8 +123,7 @@ func ownerOf(t *testing.T, topic string, instances ...*testbed.Instance) (owner 
 	return owner
 }
 
-// TestBothSidesAreCleaned is case C16: tombstones, empty values and empty keys stay what they are, live and read back, the mirror's own cleaner removes what the
-// source's does, and where kmirror stands is known though its last batches are gone.
+// TestBothSidesAreCleaned: the mirror's own cleaner removes what the source's does, and where kmirror stands is known though its last batches are gone.
 func TestBothSidesAreCleaned(t *testing.T) {
 	t.Parallel()
 	source, mirror := clusters(t)

@@ -198,6 +198,12 @@ func (l *loop) offered(o *offering) {
 		l.drop(e)
 		return
 	}
+	if s.next == 0 && b.TopicID == (protocol.TopicID{}) {
+		// An empty partition's first record, of a topic by name: nothing tells it from that of a topic made again. It is read by ID.
+		l.drop(e)
+		l.doubted(s)
+		return
+	}
 	switch s.offer(e) {
 	case taken:
 		s.linkUp(l.drop)

@@ -507,13 +507,14 @@ func TestT1DoubtHoldsOffers(t *testing.T) {
 // judgeBelow's return of duplicate) the source isn't asked either.
 func TestT1RetriesAreMirroredOnce(t *testing.T) {
 	r := newRig(t, scripted.Options{})
+	r.write(0, "first") // a partition's first record is read, whoever offers it by name
 	f := r.live()
 	fetches := r.source.Count(fetchKey, "")
 	for i := range 5 {
 		spec := scripted.Batch{ProducerID: 9, BaseSequence: int32(i), Values: []string{fmt.Sprint(i)}, Timestamp: time.Now()}
 		r.source.Append("orders", 0, spec)
 		for range 2 {
-			if !offer(f, int64(i), spec) {
+			if !offer(f, int64(i+1), spec) {
 				t.Errorf("offer %d was not taken", i)
 			}
 		}

@@ -25,50 +25,54 @@ import (
 // than a log-in holds, so that clients log in again in mid-connection, and so does kmirror; producers see no error, and mirroring stays live.
 func TestLogins(t *testing.T) {
 	source, mirror := startSecured(t), startSecured(t)
-	t.Run("at once", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, secured, secured){"rotated password": rotatedPassword, "rotated token": rotatedToken, "over TLS": loginsOverTLS} {
-			t.Run(name, func(t *testing.T) { t.Parallel(); test(t, source, mirror) })
-		}
-	})
-	for _, mechanism := range mechanisms {
-		t.Run(mechanism, func(t *testing.T) {
-			topic := "logins-" + strings.ToLower(mechanism)
-			kafkatest.CreateTopic(t, source, topic, 3, 1)
-			accessLog := filepath.Join(t.TempDir(), "access.log")
-			in := testbed.Start(t, source, mirror, append(append([]string{"--topics", topic, "--log.level", "debug", "--log.access", accessLog},
-				ownLogin("source", mechanism)...), ownLogin("mirror", mechanism)...)...)
-			testbed.WaitLive(t, in, topic, 3)
-			var loads []*testbed.Load
-			for _, client := range mechanisms {
-				loads = append(loads, testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, kgo.SASL(login(client, user, password))))
-			}
-			begun := time.Now()
-			kafkatest.Eventually(t, time.Minute, func() error {
-				if time.Since(begun) < 3*reauthentication {
-					return errors.New("log-ins haven't expired three times yet")
-				}
-				return nil
-			})
-			for _, l := range loads {
-				l.Stop()
-			}
-			in.WaitCaughtUp(time.Minute)
-			kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
-			testbed.WaitLive(t, in, topic, 3)
-			wantVerified(t, topic, source.Seeds()[0], mirror.Seeds()[0], append(ownLogin("source", mechanism), ownLogin("mirror", mechanism)...)...)
-			access, err := os.ReadFile(accessLog)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, client := range mechanisms {
-				again := strings.Count(string(access), fmt.Sprintf(`"mechanism":%q`, client))
-				if again < 3 {
-					t.Errorf("the access log tells of %d log-ins with %s, want at least 3: in mid-connection too", again, client)
-				}
-			}
-			wantNoSecret(t, in.Log()+string(access))
-		})
+	tests := map[string]func(*testing.T, secured, secured){
+		"rotated password": rotatedPassword, "rotated token": rotatedToken, "changed password": changedPassword, "over TLS": loginsOverTLS,
 	}
+	for _, mechanism := range mechanisms {
+		tests[mechanism] = func(t *testing.T, source, mirror secured) { loginsWith(t, source, mirror, mechanism) }
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, source, mirror) })
+	}
+}
+
+// loginsWith has kmirror itself log in with one mechanism, and its clients with every one.
+func loginsWith(t *testing.T, source, mirror secured, mechanism string) {
+	topic := "logins-" + strings.ToLower(mechanism)
+	kafkatest.CreateTopic(t, source, topic, 3, 1)
+	accessLog := filepath.Join(t.TempDir(), "access.log")
+	in := testbed.Start(t, source, mirror, append(append([]string{"--topics", topic, "--log.level", "debug", "--log.access", accessLog},
+		ownLogin("source", mechanism)...), ownLogin("mirror", mechanism)...)...)
+	testbed.WaitLive(t, in, topic, 3)
+	var loads []*testbed.Load
+	for _, client := range mechanisms {
+		loads = append(loads, testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, kgo.SASL(login(client, user, password))))
+	}
+	begun := time.Now()
+	kafkatest.Eventually(t, time.Minute, func() error {
+		if time.Since(begun) < 3*reauthentication {
+			return errors.New("log-ins haven't expired three times yet")
+		}
+		return nil
+	})
+	for _, l := range loads {
+		l.Stop()
+	}
+	in.WaitCaughtUp(time.Minute)
+	kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
+	testbed.WaitLive(t, in, topic, 3)
+	wantVerified(t, topic, source.Seeds()[0], mirror.Seeds()[0], append(ownLogin("source", mechanism), ownLogin("mirror", mechanism)...)...)
+	access, err := os.ReadFile(accessLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, client := range mechanisms {
+		again := strings.Count(string(access), fmt.Sprintf(`"mechanism":%q`, client))
+		if again < 3 {
+			t.Errorf("the access log tells of %d log-ins with %s, want at least 3: in mid-connection too", again, client)
+		}
+	}
+	wantNoSecret(t, in.Log()+string(access))
 }
 
 // wantVerified runs `kmirror verify` on a topic, which must find both clusters equal, and can't tell with a wrong password.
@@ -202,10 +206,8 @@ func replaceFile(t *testing.T, file, text string) {
 	}
 }
 
-// TestChangedPassword: a password file that changes is read at the next log-in.
-func TestChangedPassword(t *testing.T) {
-	source := startSecured(t)
-	_, mirror := kafkatest.Shared(t)
+// changedPassword: a password file that changes is read at the next log-in, also when none has succeeded yet.
+func changedPassword(t *testing.T, source, mirror secured) {
 	file := filepath.Join(t.TempDir(), "password")
 	write := func(secret string) {
 		t.Helper()
@@ -215,7 +217,7 @@ func TestChangedPassword(t *testing.T) {
 	}
 	write("wr0ng")
 	kafkatest.CreateTopic(t, source, "changed", 1, 1)
-	in := testbed.New(t, source, mirror, "--topics", "changed", "--source.sasl.mechanism", "SCRAM-SHA-256", "--source.sasl.username", user,
+	in := testbed.New(t, source, mirror.RealCluster, "--topics", "changed", "--source.sasl.mechanism", "SCRAM-SHA-256", "--source.sasl.username", user,
 		"--source.sasl.password_file", file)
 	if err := in.Launch(); err != nil {
 		t.Fatal(err)

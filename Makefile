@@ -7,7 +7,7 @@ DEMO ?=
 # Packages whose tests run at a time: the end-to-end tests mostly wait.
 PACKAGES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 
-.PHONY: build test race fuzz bench e2e lint check demo deps modules kafka debian-packages clean
+.PHONY: build test race fuzz bench e2e suites lint check demo deps modules kafka debian-packages clean
 
 build: ## bin/kmirror, one static binary
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/kmirror ./cmd/kmirror
@@ -27,6 +27,9 @@ bench: build deps ## kmirror side by side with its peers
 
 e2e: build deps ## the end-to-end tests alone, each named
 	go test -count=1 -timeout $(TIMEOUT) -v ./test/...
+
+suites: build deps ## franz-go's own test suites, through the proxy and directly
+	go test -count=1 -timeout $(TIMEOUT) -v -run TestSuites ./test/matrix -kmirror.suites
 
 lint: ## go vet, and the repository's own rules
 	go vet ./...

@@ -8,6 +8,7 @@
 //	produce BOOTSTRAP TOPIC PREFIX COUNT ACKS CODEC IDEMPOTENT
 //	consume BOOTSTRAP TOPIC GROUP COUNT
 //	transcript BOOTSTRAP PREFIX
+//	leader-change BOOTSTRAP TOPIC COUNT (confluent.py)
 //
 // where transcript goes through all that a client is used for, under names with a prefix, and prints what it sees: equal for two equal clusters.
 // They find their libraries where `make deps` puts them, in .cache.
@@ -89,6 +90,12 @@ func (c Client) Consumer(t testing.TB, bootstrap, topic, group string, count int
 func (c Client) Transcript(t testing.TB, bootstrap, prefix string) *exec.Cmd {
 	t.Helper()
 	return c.command(t, "transcript", bootstrap, prefix)
+}
+
+// LeaderChange returns a command of confluent-kafka's that writes and reads a partition while its leader changes.
+func (c Client) LeaderChange(t testing.TB, bootstrap, topic string, count int) *exec.Cmd {
+	t.Helper()
+	return c.command(t, "leader-change", bootstrap, topic, strconv.Itoa(count))
 }
 
 // command is the client's program with args. Where it isn't installed, the test is skipped, or fails on CI.

@@ -149,6 +149,39 @@ def administer(bootstrap, prefix, topic):
     fact("delete again", lambda: admin.delete_topics([topic + "-absent"])[topic + "-absent"].result(60))
 
 
+def leader_change(bootstrap, topic, count):
+    """Writes and reads one partition. After half of it, it says so and waits for a line; each record must be there once, and in order."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0})
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+    reader.subscribe([topic])
+    count, following = int(count), 0
+
+    def read(end):
+        nonlocal following
+        deadline = time.monotonic() + 60
+        while following < end:
+            m = reader.poll(1)
+            if m is None and time.monotonic() > deadline:
+                sys.exit(f"{following} records of {end}")
+            if m is None or m.error():
+                continue
+            if (m.offset(), m.value().decode()) != (following, f"v{following}"):
+                sys.exit(f"offset {m.offset()} has {m.value()}, want v{following}")
+            following += 1
+
+    for i in range(count):
+        if i == count // 2:
+            read(i)
+            print("half", flush=True)
+            sys.stdin.readline()
+        producer.produce(topic, partition=0, value=f"v{i}", on_delivery=delivered)
+        if producer.flush(60) or failures:
+            sys.exit(f"record {i}: {failures}")
+    read(count)
+    print("all", count)
+    reader.close()
+
+
 def transcript(bootstrap, prefix):
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topic = prefix + "topic"
@@ -176,4 +209,4 @@ def transcript(bootstrap, prefix):
     administer(bootstrap, prefix, topic)
 
 
-{"produce": produce, "consume": consume, "transcript": transcript}[sys.argv[1]](*sys.argv[2:])
+{"produce": produce, "consume": consume, "leader-change": leader_change, "transcript": transcript}[sys.argv[1]](*sys.argv[2:])

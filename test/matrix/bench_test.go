@@ -28,6 +28,14 @@ type cluster struct {
 	sasl   *testbed.Instance
 }
 
+// newGroups lets members of groups of the new kinds learn of changes soon: they do by heartbeats, which come each 5 s unless told otherwise.
+var newGroups = map[string]string{
+	"group.consumer.heartbeat.interval.ms":     "300",
+	"group.consumer.min.heartbeat.interval.ms": "300",
+	"group.share.heartbeat.interval.ms":        "300",
+	"group.share.min.heartbeat.interval.ms":    "300",
+}
+
 // loggedIn is a cluster's listener for log-ins.
 type loggedIn struct{ *kafkatest.RealCluster }
 
@@ -48,12 +56,10 @@ func startCluster(t testing.TB) cluster {
 		"authorizer.class.name":       "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
 		"super.users":                 "User:ANONYMOUS;User:" + superuser,
 		"delegation.token.secret.key": "of the matrix",
-		// Members of the new groups learn of changes by heartbeats, which come each 5 s unless told otherwise.
-		"group.consumer.heartbeat.interval.ms":     "300",
-		"group.consumer.min.heartbeat.interval.ms": "300",
-		"group.share.heartbeat.interval.ms":        "300",
-		"group.share.min.heartbeat.interval.ms":    "300",
 	} {
+		options = append(options, kafkatest.Config(key, value))
+	}
+	for key, value := range newGroups {
 		options = append(options, kafkatest.Config(key, value))
 	}
 	c := cluster{source: kafkatest.Real(t, options...), mirror: kafkatest.Real(t)}

@@ -16,6 +16,7 @@ func TestMatrix(t *testing.T) {
 	t.Run("tools", parallel(func(t *testing.T) { c.tools(t, program) }))
 	t.Run("kcat", parallel(c.kcat))
 	t.Run("franz-go", parallel(c.franz))
+	c.leaderChange(t, program)
 	for _, client := range clients.Scripted() {
 		t.Run(client.Name, parallel(func(t *testing.T) {
 			agree(t, c.ways(client.Name), 30, func(w way) string { return run(t, client.Transcript(t, w.seeds[0], w.name)) })

@@ -369,3 +369,52 @@ func TestRecordsThatDiffer(t *testing.T) {
 		t.Errorf("differ(empty, null) = %q, want them to be different", got)
 	}
 }
+
+// TestRecordsDeletedWhileTheyAreRead: retention that takes the beginning of either log after the ranges were asked is no difference, and no reason to give up.
+func TestRecordsDeletedWhileTheyAreRead(t *testing.T) {
+	eachPair(t, func(t *testing.T, fresh func(t *testing.T) pair) {
+		p := fresh(t)
+		produce(t, p.source, 0, 60)
+		p.mirrorAll(t)
+		wanted := func(name string) bool { return name == p.topic }
+		source, err := openCluster(t.Context(), p.source, wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mirror, err := openCluster(t.Context(), p.mirror, wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deleteBefore(t, p.source, p.topic, 30)
+		deleteBefore(t, p.mirror, p.topic, 12)
+		got := Partition{Topic: p.topic}
+		comparePartition(t.Context(), Options{FromEarliest: true, Parallel: 1}, source, mirror, &got)
+		if got.Result != Equal || got.Compared != 30 || got.Source.Start != 30 || got.Mirror.Start != 12 {
+			t.Errorf("verify = %s: %s, from %d and %d; want 30 equal from 30 and 12", got.Result, got.Summary(), got.Source.Start, got.Mirror.Start)
+		}
+	})
+}
+
+// TestLargeUnpackedBatches: a batch that unpacks to more than an answer may is read by itself.
+func TestLargeUnpackedBatches(t *testing.T) {
+	eachPair(t, func(t *testing.T, fresh func(t *testing.T) pair) {
+		p := fresh(t)
+		produce(t, p.source, 0, 3)
+		large := record(3) // its time too: another would begin a segment, and a fetch ends with one
+		large.Topic, large.Value = p.topic, make([]byte, answerBudget+1<<20)
+		opts := append(p.source.Opts(), kgo.ProducerBatchMaxBytes(2*answerBudget), kgo.ProducerBatchCompression(kgo.ZstdCompression()))
+		client, err := kgo.NewClient(opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		if err := client.ProduceSync(t.Context(), large).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		produce(t, p.source, 3, 6)
+		p.mirrorAll(t)
+		if got := p.verify(t, nil); got.Result != Equal || got.Compared != 7 {
+			t.Errorf("verify = %s: %s, want 7 equal", got.Result, got.Summary())
+		}
+	})
+}

@@ -169,7 +169,7 @@ func TestN6RestartsInsideHolesGoOnWhereTheLogStands(t *testing.T) {
 }
 
 // N6, F8: a mirror that forgot the transactional ID gives another producer ID, which fences nobody. Without waiting out what the last owner sent
-// (recover.go: session's settled) its append lands between reading the position and the first append.
+// (births.go: session's settled) its append lands between reading the position and the first append.
 func TestN6ANewProducerIDWaitsOutTheOld(t *testing.T) {
 	r := newRig(t, scripted.Options{})
 	r.compacted()

@@ -204,7 +204,7 @@ func TestR1AnswersOfTheLeaderOnly(t *testing.T) {
 	r.equal(f)
 }
 
-// R2: without the scan (recover.go: settle), a mirror that has forgotten the producer looks as if nothing had been appended since the checkpoint.
+// R2: without the scan (standing.go: settle), a mirror that has forgotten the producer looks as if nothing had been appended since the checkpoint.
 func TestR2ForgottenProducerIsFoundInTheLog(t *testing.T) {
 	r := newRig(t, scripted.Options{})
 	r.write(threeDays, "a")
@@ -255,7 +255,7 @@ func TestR2ScanReachesTheLogEnd(t *testing.T) {
 	r.equal(f)
 }
 
-// R3: if the checkpoint is believed against the log (recover.go: goOn's case found), what an unclean election took from the mirror
+// R3: if the checkpoint is believed against the log (standing.go: goOn's case found), what an unclean election took from the mirror
 // stays lost.
 func TestR3MirrorThatLostItsTailIsRefilled(t *testing.T) {
 	for _, row := range []struct {
@@ -314,7 +314,7 @@ func TestR4BirthOutlivesAProcess(t *testing.T) {
 	}
 }
 
-// R4: deleted on the mirror is not refilled, and a position that nothing tells isn't guessed (recover.go: goOn's last cases).
+// R4: deleted on the mirror is not refilled, and a position that nothing tells isn't guessed (standing.go: goOn's last cases).
 func TestR4DeletedOnTheMirror(t *testing.T) {
 	for _, row := range []struct {
 		name       string
@@ -359,7 +359,7 @@ func TestR4DeletedOnTheMirror(t *testing.T) {
 }
 
 // R4: a checkpoint without a birth record means that the segments topic was lost: the log tells the position, else nothing does. Without the
-// cases in recover.go: birthOf, the stream stops though the log tells, or the start policy skips what came meanwhile.
+// cases in births.go: birth, the stream stops though the log tells, or the start policy skips what came meanwhile.
 func TestR4LostSegmentsTopic(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
 		t.Run(fmt.Sprint("records deleted too: ", deleted), func(t *testing.T) {

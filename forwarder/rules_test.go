@@ -264,7 +264,7 @@ func TestN5FirstBirthCounts(t *testing.T) {
 	}
 }
 
-// S1: what had no answer is resolved, never resent: with the position from memory, or without the scan (recover.go: settle), a batch is
+// S1: what had no answer is resolved, never resent: with the position from memory, or without the scan (standing.go: settle), a batch is
 // doubled or lost, since the mirror forgets the producer at once.
 func TestS1NothingIsResentBlindly(t *testing.T) {
 	for name, action := range map[string]scripted.Action{"applied": scripted.ApplyThenDrop(), "not applied": scripted.DropBefore()} {
@@ -319,7 +319,7 @@ func TestS1SessionsResolveOnTheirConnection(t *testing.T) {
 	}
 }
 
-// S1: an unclean election of a replica that lacks the tail and the producer state: without resolving at the new leader (recover.go: settle's scan)
+// S1: an unclean election of a replica that lacks the tail and the producer state: without resolving at the new leader (standing.go: settle's scan)
 // the next records follow the lost ones' hole.
 func TestS1LeaderChangeResolves(t *testing.T) {
 	for _, keep := range []bool{true, false} {

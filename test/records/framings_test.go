@@ -3,6 +3,7 @@ package records
 import (
 	"bytes"
 	"fmt"
+	"math/rand"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,12 +121,14 @@ func wantHeaders(t *testing.T, topic string, records []*kgo.Record, lists ...str
 func TestZstdWindows(t *testing.T) {
 	source, mirror := kafkatest.Shared(t)
 	in := testbed.Start(t, source, mirror, "--topics", "/windows-.*/", "--mirror_memory", "16MiB")
+	noise := make([]byte, 8<<10) // tiny compressed batches that wait would be merged
+	rand.New(rand.NewSource(1)).Read(noise)
 	for _, kind := range []string{"CreateTime", "LogAppendTime"} {
 		topic := "windows-" + strings.ToLower(kind)
 		kafkatest.CreateTopic(t, source, topic, 1, 1, "message.timestamp.type", kind)
 		testbed.WaitLive(t, in, topic, 1)
 		for _, window := range []int{zstd.MinWindowSize, 1 << 20, 1 << 23, 1 << 27} {
-			packed := pack(t, 4, oneValue(3<<20), zstd.WithWindowSize(window))
+			packed := pack(t, 4, oneValue(3<<20, noise...), zstd.WithWindowSize(window))
 			produceRaw(t, in.Seeds(), topic, 0, 4, 1, packed)
 			produceRaw(t, source.Seeds(), topic, 0, 4, 1, packed)
 		}

@@ -19,13 +19,13 @@ import (
 	"kmirror/test/testbed"
 )
 
-// oneValue is the records section of a batch with one record whose value is size zeros, without holding it.
-func oneValue(size int64) io.Reader {
+// oneValue is the records section of a batch with one record whose value is noise and then zeros, size bytes in all, without holding it.
+func oneValue(size int64, noise ...byte) io.Reader {
 	body := []byte{0, 0, 0, 1}               // attributes, timestamp delta, offset delta, null key
 	body = binary.AppendVarint(body, size)   // zigzag, as Kafka's
 	length := int64(len(body)) + size + 1    // and no headers
 	head := binary.AppendVarint(nil, length) // before the body
-	return io.MultiReader(bytes.NewReader(append(head, body...)), io.LimitReader(zeros{}, size), bytes.NewReader([]byte{0}))
+	return io.MultiReader(bytes.NewReader(append(head, body...)), bytes.NewReader(noise), io.LimitReader(zeros{}, size-int64(len(noise))), bytes.NewReader([]byte{0}))
 }
 
 type zeros struct{}

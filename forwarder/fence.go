@@ -192,22 +192,27 @@ func retryCoordinator(ctx context.Context, ask func() error) error {
 
 // goFenced ends a dense session at a hole that no transaction explains (rule N4), once all before it is answered.
 func (l *loop) goFenced(s *stream) {
-	if len(s.queue) > 0 || len(s.flight) > 0 {
-		l.fetchLater(s, 20*time.Millisecond)
-		return
+	if l.answered(s) {
+		s.wantFence = true
+		l.again(s, errHoles)
 	}
-	s.wantFence = true
-	l.again(s, errHoles)
 }
 
 // leaveFence ends a fenced session at the log's end, once all is answered, for a dense generation.
 func (l *loop) leaveFence(s *stream) {
+	if l.answered(s) {
+		s.wantDense = true
+		l.again(s, errAtEnd)
+	}
+}
+
+// answered reports whether all that was read is on the mirror; if not, what comes next is read a moment later.
+func (l *loop) answered(s *stream) bool {
 	if len(s.queue) > 0 || len(s.flight) > 0 {
 		l.fetchLater(s, 20*time.Millisecond)
-		return
+		return false
 	}
-	s.wantDense = true
-	l.again(s, errAtEnd)
+	return true
 }
 
 // again recovers a stream at once: its session ends in order.

@@ -166,12 +166,11 @@ func (s *stream) endFilling() {
 func (l *loop) runFiller(ctx context.Context, f *filler, c *conn, q question, upTo int64) (done, end int64, err error) {
 	wait := newBackoff(20*time.Millisecond, time.Second)
 	for deadline := time.Now().Add(fillPatience); ; {
-		if f.producerID < 0 {
+		if err = nil; f.producerID < 0 {
 			// Once the new epoch is there, what the one before had begun is over: the log's end says how much is missing.
-			if err = l.openFiller(ctx, f); err == nil {
-				end, err = awaitLogEnd(ctx, c, q, 0)
-			}
-		} else if end == 0 {
+			end, err = 0, l.openFiller(ctx, f)
+		}
+		if err == nil && end == 0 {
 			end, err = awaitLogEnd(ctx, c, q, 0)
 		}
 		if err == nil && end >= upTo {

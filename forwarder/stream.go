@@ -189,7 +189,7 @@ func (l *loop) endSession(s *stream, err error) {
 	s.accepting.Store(false)
 	s.flight = nil
 	s.release(l.drop)
-	s.linked, s.fetching, s.covering, s.draining, s.filling = false, false, false, false, false
+	s.linked, s.fetching, s.covering, s.draining = false, false, false, false
 	l.metrics.sessionEnds.Inc()
 	l.retryLater(s, s.wait.next(), err)
 }

@@ -80,7 +80,7 @@ func (r *recovered) record() segmentRecord {
 // session returns the records that a fenced session needs before its first append, or that end the fenced generation.
 func (r *recovered) session() []segmentRecord {
 	f := r.fence
-	f.source, f.behind, f.mirrorEnd = r.next, noLandmark, r.standing.logEnd
+	f.source, f.behind, f.mirrorEnd, f.mirrorEpoch = r.next, noLandmark, r.standing.logEnd, r.job.ask.epoch
 	if r.standing.found {
 		f.behind = r.standing.last
 	}

@@ -20,17 +20,18 @@ type checkpoint struct {
 	position      int64 // of next
 	mirrorOffset  int64 // base offset on the mirror of our last batch, -1: nothing was appended yet
 	mirrorEnd     int64 // mirror offset behind our last batch, -1: nothing was appended yet
+	mirrorEpoch   int32 // the mirror partition's leader epoch at that time, -1: not known
 	lineage             // of the source's log
 	owner         process
 	released      bool // the owner drained and let go (rule W1)
 }
 
-const checkpointMagic = "kmirror1"
+const checkpointMagic = "kmirror2"
 
 // metadata is a single line that people can read too.
 func (c *checkpoint) metadata() string {
-	return fmt.Sprintf("%s source=%s mirror=%s gen=%d pos=%d at=%d end=%d epoch=%d below=%d owner=%s released=%t", checkpointMagic,
-		hex.EncodeToString(c.sourceTopicID[:]), hex.EncodeToString(c.mirrorTopicID[:]), c.generation, c.position, c.mirrorOffset, c.mirrorEnd, c.lineage.epoch, c.lineage.end, c.owner, c.released)
+	return fmt.Sprintf("%s source=%s mirror=%s gen=%d pos=%d at=%d end=%d in=%d epoch=%d below=%d owner=%s released=%t", checkpointMagic,
+		hex.EncodeToString(c.sourceTopicID[:]), hex.EncodeToString(c.mirrorTopicID[:]), c.generation, c.position, c.mirrorOffset, c.mirrorEnd, c.mirrorEpoch, c.lineage.epoch, c.lineage.end, c.owner, c.released)
 }
 
 // parseCheckpoint reads a committed offset; false for one that isn't kmirror's (somebody reset the group's offsets, say).
@@ -41,9 +42,9 @@ func parseCheckpoint(next int64, metadata string) (c checkpoint, ok bool) {
 		return c, false
 	}
 	var source, mirror, owner string
-	n, err := fmt.Sscanf(rest, "source=%32s mirror=%32s gen=%d pos=%d at=%d end=%d epoch=%d below=%d owner=%s released=%t",
-		&source, &mirror, &c.generation, &c.position, &c.mirrorOffset, &c.mirrorEnd, &c.lineage.epoch, &c.lineage.end, &owner, &c.released)
-	if n != 10 || err != nil {
+	n, err := fmt.Sscanf(rest, "source=%32s mirror=%32s gen=%d pos=%d at=%d end=%d in=%d epoch=%d below=%d owner=%s released=%t",
+		&source, &mirror, &c.generation, &c.position, &c.mirrorOffset, &c.mirrorEnd, &c.mirrorEpoch, &c.lineage.epoch, &c.lineage.end, &owner, &c.released)
+	if n != 11 || err != nil {
 		return c, false
 	}
 	if c.sourceTopicID, err = parseTopicID(source); err != nil {
@@ -71,7 +72,7 @@ func (s *stream) checkpoint(self process) checkpoint {
 	c := s.stored
 	if s.acked >= 0 {
 		c.next, c.position, c.mirrorOffset, c.mirrorEnd = s.acked, s.ackedPosition(), s.lastBatchAt, s.mirrorEnd
-		c.lineage = s.lineage
+		c.mirrorEpoch, c.lineage = s.mirrorEpoch, s.lineage
 	}
 	c.sourceTopicID, c.mirrorTopicID, c.owner, c.released = s.topicID, s.mirrorTopicID, self, false
 	return c

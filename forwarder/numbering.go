@@ -67,6 +67,8 @@ type fence struct {
 	settled    bool     // nothing that this fence doesn't shut out can arrive any more
 	runsFrom   int64    // offset in the positions topic below which nothing of the session is
 	mirrorEnd  int64    // offset on the mirror below which nothing of the session is
+	// mirrorEpoch is the leader epoch in which the mirror's log ended at mirrorEnd.
+	mirrorEpoch int32
 }
 
 func (f *fence) same(other *fence) bool {

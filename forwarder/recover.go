@@ -252,18 +252,18 @@ func (l *loop) commitFirst(ctx context.Context, results []recovered) error {
 		}
 		c := checkpoint{
 			next: r.next, sourceTopicID: r.job.id.topicID, mirrorTopicID: r.job.id.mirrorTopicID, generation: r.numbering.generation,
-			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, lineage: r.job.lineage, owner: l.self,
+			mirrorOffset: -1, mirrorEnd: r.standing.logEnd, mirrorEpoch: r.job.ask.epoch, lineage: r.job.lineage, owner: l.self,
 		}
 		switch old := r.job.stored; {
 		case r.job.id.of > 0: // of all shares together
-			c.generation, c.mirrorEnd = 0, -1
+			c.generation, c.mirrorEnd, c.mirrorEpoch = 0, -1, -1
 			if r.job.have {
 				c.next = min(c.next, old.next)
 			}
 		case r.numbering.fence == nil:
 			c.position = r.numbering.position(r.next)
 		}
-		if old := r.job.stored; r.job.have && old.generation == c.generation {
+		if old := r.job.stored; r.job.have && old.generation == c.generation && r.next >= old.next { // else that batch was lost
 			c.mirrorOffset = old.mirrorOffset
 		}
 		if r.standing.found && c.mirrorOffset < 0 && r.job.id.of == 0 {

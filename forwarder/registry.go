@@ -44,20 +44,21 @@ type fenceRecord struct {
 	Behind   [3]int64 `json:"behind"`
 	Settled  bool     `json:"settled"`
 	RunsFrom int64    `json:"runs_from"` // offset in the positions topic
-	// MirrorEnd is the end of the mirror's log as the session begins.
-	MirrorEnd int64 `json:"mirror_end"`
+	// MirrorEnd is the end of the mirror's log as the session begins, in leader epoch MirrorEpoch.
+	MirrorEnd   int64 `json:"mirror_end"`
+	MirrorEpoch int32 `json:"mirror_epoch"`
 }
 
 func newFenceRecord(f *fence) *fenceRecord {
 	return &fenceRecord{
 		ProducerID: f.producerID, Epoch: f.epoch, Behind: [3]int64{f.behind.producerID, int64(f.behind.epoch), f.behind.end},
-		Settled: f.settled, RunsFrom: f.runsFrom, MirrorEnd: f.mirrorEnd,
+		Settled: f.settled, RunsFrom: f.runsFrom, MirrorEnd: f.mirrorEnd, MirrorEpoch: f.mirrorEpoch,
 	}
 }
 
 func (r *fenceRecord) fence(source int64) *fence {
 	return &fence{
-		producerID: r.ProducerID, epoch: r.Epoch, source: source, settled: r.Settled, runsFrom: r.RunsFrom, mirrorEnd: r.MirrorEnd,
+		producerID: r.ProducerID, epoch: r.Epoch, source: source, settled: r.Settled, runsFrom: r.RunsFrom, mirrorEnd: r.MirrorEnd, mirrorEpoch: r.MirrorEpoch,
 		behind: landmark{r.Behind[0], int16(r.Behind[1]), r.Behind[2]},
 	}
 }

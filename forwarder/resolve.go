@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -26,6 +27,7 @@ type standing struct {
 	last    landmark
 	lastEnd int64 // on the mirror
 	foreign bool
+	intact  int64 // the log below it is as it was at the checkpoint
 }
 
 // resolver asks one mirror broker, on one connection, where streams stand (rules R1, R2). It holds no state of its own.
@@ -275,6 +277,32 @@ func (r *resolver) batchAt(ctx context.Context, q question, offset int64, visit 
 			visit(b)
 		}
 	})
+}
+
+// intactBelow returns the offset below which the partition's log is as it was in a leader epoch (KIP-101): an unclean election of a replica that lacked some of that begins a later epoch
+// below it, whatever was appended or compacted since. A mirror that doesn't tell its epochs (before Kafka 2.1) is believed.
+func (r *resolver) intactBelow(ctx context.Context, q question, epoch int32) (end int64, err error) {
+	if epoch < 0 {
+		return math.MaxInt64, nil
+	}
+	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
+	req.ReplicaID = -1
+	p := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+	p.Partition, p.CurrentLeaderEpoch, p.LeaderEpoch = q.partition, q.epoch, epoch
+	req.Topics = []kmsg.OffsetForLeaderEpochRequestTopic{{Topic: q.topic, Partitions: []kmsg.OffsetForLeaderEpochRequestTopicPartition{p}}}
+	err = askOnce(ctx, r.conn, req, req.MaxVersion(), func(resp *kmsg.OffsetForLeaderEpochResponse) int16 {
+		for _, t := range resp.Topics {
+			for _, p := range t.Partitions {
+				end = p.EndOffset
+				return p.ErrorCode
+			}
+		}
+		return kerr.UnknownServerError.Code
+	})
+	if err != nil {
+		return 0, fmt.Errorf("OffsetForLeaderEpoch on the mirror: %w", err)
+	}
+	return end, nil
 }
 
 const scanBytes = 4 << 20

@@ -10,7 +10,7 @@ import (
 func (l *loop) openSession(s *stream, k *link, r *recovered) {
 	s.link, s.conn = k, k.conn
 	s.session++
-	s.numbering = r.numbering
+	s.numbering, s.mirrorEpoch = r.numbering, r.job.ask.epoch
 	s.next, s.acked, s.mirrorEnd, s.holeFrom = r.next, r.next, r.standing.logEnd, -1
 	s.solo = true
 	s.sent, s.covered, s.sessionFrom = 0, 0, l.now

@@ -91,7 +91,7 @@ func (x *spread) acked() int64 {
 func (x *spread) checkpoint(self process) (c checkpoint, ok bool) {
 	s := x.members[0]
 	c = checkpoint{
-		next: x.acked(), sourceTopicID: s.topicID, mirrorTopicID: s.mirrorTopicID, mirrorOffset: -1, mirrorEnd: -1, lineage: lineage{epoch: -1}, owner: self,
+		next: x.acked(), sourceTopicID: s.topicID, mirrorTopicID: s.mirrorTopicID, mirrorOffset: -1, mirrorEnd: -1, mirrorEpoch: -1, lineage: lineage{epoch: -1}, owner: self,
 	}
 	return c, c.next >= 0
 }

@@ -22,21 +22,34 @@ func (l *loop) settle(ctx context.Context, res *resolver, r *recovered, a answer
 	if r.err != nil || r.standing.known {
 		return
 	}
-	from := l.scanFrom(ctx, res, r)
-	if err := res.scan(ctx, r.job.ask, from, &r.standing); err != nil {
-		r.err = err
+	if r.job.have {
+		if r.standing.intact, r.err = res.intactBelow(ctx, r.job.ask, r.job.stored.mirrorEpoch); r.err != nil {
+			return
+		}
 	}
+	from, err := l.scanFrom(ctx, res, r)
+	if err == nil {
+		err = res.scan(ctx, r.job.ask, from, &r.standing)
+	}
+	r.err = err
 }
 
-// scanFrom is where the scan starts (R2): the checkpoint's batch, if it is still there and ours, else the log's start.
-func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 {
+// scanFrom is where the scan starts (R2): the checkpoint's batch, if it is still there and ours; without one, where the fenced session began, if the log is still what it was there;
+// else the log's start.
+func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) (int64, error) {
 	st, at := &r.standing, r.job.stored.mirrorOffset
 	if f := r.numbering.fence; r.fence != nil && f != nil && at < 0 && st.logStart <= f.mirrorEnd && f.mirrorEnd <= st.logEnd {
-		st.found, st.last = f.behind != noLandmark, f.behind // unless something newer is behind it
-		return f.mirrorEnd
+		intact, err := res.intactBelow(ctx, r.job.ask, f.mirrorEpoch)
+		if err != nil {
+			return 0, err
+		}
+		if f.mirrorEnd <= intact {
+			st.found, st.last = f.behind != noLandmark, f.behind // unless something newer is behind it
+			return f.mirrorEnd, nil
+		}
 	}
 	if !r.job.have || at < st.logStart || at >= st.logEnd || r.job.stored.generation != r.numbering.generation {
-		return st.logStart
+		return st.logStart, nil
 	}
 	ours := false
 	err := res.batchAt(ctx, r.job.ask, at, func(b protocol.Batch) {
@@ -45,9 +58,9 @@ func (l *loop) scanFrom(ctx context.Context, res *resolver, r *recovered) int64 
 		ours = b.BaseOffset() == at && (fenced || b.ProducerID() == r.job.ask.producerID && end <= r.job.stored.position)
 	})
 	if err == nil && ours {
-		return at
+		return at, nil
 	}
-	return st.logStart
+	return st.logStart, nil
 }
 
 // goOn computes the next source offset (rules R3, R4).
@@ -67,7 +80,7 @@ func (l *loop) goOn(r *recovered) {
 		r.next = r.numbering.offset(st.position)
 	case r.job.have && !have:
 		r.next, r.fresh = birth.source, true // a generation without a checkpoint: nothing of it was ever sent (R6)
-	case have && stored.mirrorOffset < st.logStart && st.logStart <= stored.mirrorEnd && stored.mirrorEnd <= st.logEnd:
+	case have && stored.mirrorOffset < st.logStart && st.logStart <= stored.mirrorEnd && stored.mirrorEnd <= min(st.logEnd, st.intact):
 		// Our last batch of the checkpoint was deleted, or there was none; all that was appended since is still in the log, and nothing
 		// of it is ours. A batch that should be there and isn't was lost, whatever others wrote in its place.
 		r.next, r.fresh = stored.next, stored.mirrorOffset < 0
@@ -75,7 +88,7 @@ func (l *loop) goOn(r *recovered) {
 		r.err, r.failed = errPositionUnknown, true // the mirror lost what was before this generation
 	case st.logStart == 0:
 		r.next, r.fresh = birth.source, !have // nothing was ever sent, or the mirror lost everything
-	case have && stored.mirrorEnd == stored.next && st.logStart == st.logEnd:
+	case have && stored.mirrorEnd == stored.next && st.logStart == st.logEnd && min(stored.mirrorEnd, st.logStart) <= st.intact:
 		r.next = st.logStart // equal offsets, everything deleted
 	default:
 		r.err, r.failed = errPositionUnknown, true
@@ -89,11 +102,11 @@ func (l *loop) goOn(r *recovered) {
 	}
 }
 
-// compactedAway reports whether our last batch by the checkpoint is gone because the mirror's own cleaner took it: the log reaches behind it,
+// compactedAway reports whether our last batch by the checkpoint is gone because the mirror's own cleaner took it: the log reached behind it ever since,
 // nobody else's batch is in its place, and what else of ours is there is older.
 func (r *recovered) compactedAway() bool {
 	at, st := r.job.ask.stored, &r.standing
-	return at[1] > 0 && !st.known && at[0] >= st.logStart && at[1] <= st.logEnd && !st.foreign && (!st.found || st.lastEnd <= at[0])
+	return at[1] > 0 && !st.known && at[0] >= st.logStart && at[1] <= min(st.logEnd, st.intact) && !st.foreign && (!st.found || st.lastEnd <= at[0])
 }
 
 // fenceTells computes next of a fenced stream whose last batch is of a fenced session, or stands where the newest session began.

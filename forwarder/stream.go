@@ -36,6 +36,7 @@ type stream struct {
 	partition
 
 	mirrorLeader leadership
+	mirrorEpoch  int32 // leader epoch of the last session, in which mirrorEnd was seen
 	sourceLeader leadership
 
 	// A session (rule S1) is the time between two values of session; conn is nil between sessions.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +41,28 @@ func apiVersions(t *testing.T, address string) (refused []byte, v0, v4 *kmsg.Api
 	return refused, v0, v4
 }
 
+// settledVersions asks the broker, the proxy and the broker again, until the broker says the same both times: while it starts, the epoch of its
+// features grows, and it lists features in any order.
+func settledVersions(t *testing.T, broker, proxy string) (directRefused, refused []byte, v0, v4, direct *kmsg.ApiVersionsResponse) {
+	t.Helper()
+	eventually(t, "the broker says the same before and after the proxy", func() bool {
+		var before *kmsg.ApiVersionsResponse
+		directRefused, _, before = apiVersions(t, broker)
+		refused, v0, v4 = apiVersions(t, proxy)
+		_, _, direct = apiVersions(t, broker)
+		for _, r := range []*kmsg.ApiVersionsResponse{before, v4, direct} {
+			sortFeatures(r)
+		}
+		return bytes.Equal(before.AppendTo(nil), direct.AppendTo(nil))
+	})
+	return directRefused, refused, v0, v4, direct
+}
+
+func sortFeatures(r *kmsg.ApiVersionsResponse) {
+	slices.SortFunc(r.SupportedFeatures, func(a, b kmsg.ApiVersionsResponseSupportedFeature) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(r.FinalizedFeatures, func(a, b kmsg.ApiVersionsResponseFinalizedFeature) int { return strings.Compare(a.Name, b.Name) })
+}
+
 func TestVersionsOfARealBroker(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts Apache Kafka")
@@ -48,8 +71,7 @@ func TestVersionsOfARealBroker(t *testing.T) {
 	client := newClient(t, cluster.Seeds()[0])
 	s := start(t, Options{Seeds: cluster.Seeds(), Brokers: lister{client}, Sink: &recorder{}})
 	eventually(t, "the proxy is ready", s.Ready)
-	directRefused, _, direct := apiVersions(t, cluster.Seeds()[0])
-	refused, v0, v4 := apiVersions(t, s.Addr().String())
+	directRefused, refused, v0, v4, direct := settledVersions(t, cluster.Seeds()[0], s.Addr().String())
 	if !bytes.Equal(refused, directRefused) {
 		t.Errorf("refusal of v99 is %x, the broker's own is %x", refused, directRefused)
 	}

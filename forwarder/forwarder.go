@@ -129,7 +129,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 	defer source.Close()
 	mirror, err := kgo.NewClient(append(clientOptions(f.opts.Mirror, clientID), kgo.RequestRetries(3),
-		kgo.RecordDeliveryTimeout(20*time.Second), kgo.ProducerLinger(0), kgo.FetchMaxWait(500*time.Millisecond))...)
+		kgo.RecordDeliveryTimeout(20*time.Second), kgo.ProducerLinger(0))...)
 	if err != nil {
 		return fmt.Errorf("forwarder: mirror: %w", err)
 	}

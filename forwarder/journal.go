@@ -4,21 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kmirror/protocol"
 )
 
 // journal is a topic of kmirror's own on the mirror: one partition, never cleaned up, written with acks=all and read from a given offset to the
-// end. It isn't safe for concurrent use, but for append.
+// end. Safe for concurrent use: readers don't wait for each other.
 type journal struct {
 	client *kgo.Client
 	topic  string
 	rf     int16
-	made   bool
+	made   atomic.Bool
 }
+
+// journalFetchBytes is what one Fetch of a journal brings, or one batch.
+const journalFetchBytes = 1 << 20
 
 // append writes values in one request, a record each.
 func (j *journal) append(ctx context.Context, values [][]byte) error {
@@ -34,7 +40,7 @@ func (j *journal) append(ctx context.Context, values [][]byte) error {
 
 // make creates the topic once a process.
 func (j *journal) make(ctx context.Context) error {
-	if j.made {
+	if j.made.Load() {
 		return nil
 	}
 	req := kmsg.NewPtrCreateTopicsRequest()
@@ -56,59 +62,144 @@ func (j *journal) make(ctx context.Context) error {
 			return fmt.Errorf("create topic %s: %w", j.topic, err)
 		}
 	}
-	j.made = true
+	j.made.Store(true)
 	return nil
 }
 
-// read visits the records from an offset to the end as of now, and returns that end.
-func (j *journal) read(ctx context.Context, from int64, visit func(*kgo.Record)) (end int64, err error) {
-	if end, err = j.end(ctx); err != nil {
-		return from, fmt.Errorf("topic %s: %w", j.topic, err)
-	}
-	if from >= end {
-		return from, nil
-	}
-	j.client.AddConsumePartitions(map[string]map[int32]kgo.Offset{j.topic: {0: kgo.NewOffset().At(from)}})
-	defer j.client.RemoveConsumePartitions(map[string][]int32{j.topic: {0}})
-	for from < end {
-		fetches := j.client.PollFetches(ctx)
-		if err := fetches.Err(); err != nil {
-			return from, fmt.Errorf("topic %s: %w", j.topic, err)
-		}
-		fetches.EachRecord(func(rec *kgo.Record) {
-			if rec.Topic == j.topic && rec.Offset >= from {
-				from = rec.Offset + 1
-				visit(rec)
-			}
-		})
-	}
-	return from, nil
+// journalLeader is the broker that leads a journal's partition.
+type journalLeader struct {
+	broker int32
+	id     protocol.TopicID
 }
 
-// end returns the topic's high watermark. A topic just created may have no leader yet: ask again.
-func (j *journal) end(ctx context.Context) (int64, error) {
-	for {
-		req := kmsg.NewPtrListOffsetsRequest()
-		topic := kmsg.NewListOffsetsRequestTopic()
-		topic.Topic = j.topic
-		part := kmsg.NewListOffsetsRequestTopicPartition()
-		part.Timestamp = -1
-		topic.Partitions = append(topic.Partitions, part)
-		req.Topics = append(req.Topics, topic)
-		resp, err := req.RequestWith(ctx, j.client)
-		if err == nil && len(resp.Topics) == 1 && len(resp.Topics[0].Partitions) == 1 {
-			p := resp.Topics[0].Partitions[0]
-			if err = kerr.ErrorForCode(p.ErrorCode); err == nil {
-				return p.Offset, nil
+// read visits the records from an offset to the end as of now, and returns that end.
+func (j *journal) read(ctx context.Context, from int64, visit func(*kgo.Record)) (next int64, err error) {
+	end := int64(-1)
+	err = j.try(ctx, func(at journalLeader) (err error) {
+		if end < 0 {
+			if end, err = j.offset(ctx, at, latestOffset); err != nil {
+				return err
 			}
 		}
-		if err != nil && !kerr.IsRetriable(err) {
-			return 0, err
+		for from < end && err == nil {
+			if from, err = j.fetch(ctx, at, from, visit); errors.Is(err, kerr.OffsetOutOfRange) { // somebody deleted records
+				var begin int64
+				begin, err = j.offset(ctx, at, earliestOffset)
+				from = max(from, begin)
+			}
 		}
-		select {
-		case <-ctx.Done():
-			return 0, errors.Join(err, context.Cause(ctx))
-		case <-time.After(100 * time.Millisecond):
+		return err
+	})
+	return from, err
+}
+
+// end returns the topic's high watermark.
+func (j *journal) end(ctx context.Context) (end int64, err error) {
+	err = j.try(ctx, func(at journalLeader) (err error) {
+		end, err = j.offset(ctx, at, latestOffset)
+		return err
+	})
+	return end, err
+}
+
+// try has do ask the topic's leader, and looks for the leader again after an error that may pass: a topic just created may have none yet.
+func (j *journal) try(ctx context.Context, do func(at journalLeader) error) error {
+	wait := newBackoff(50*time.Millisecond, time.Second)
+	for {
+		at, err := j.leader(ctx)
+		if err == nil {
+			err = do(at)
+		}
+		if err == nil {
+			return nil
+		}
+		if code, ok := errors.AsType[*kerr.Error](err); ok && !code.Retriable {
+			return fmt.Errorf("topic %s: %w", j.topic, err)
+		}
+		if sleep(ctx, wait.next()); ctx.Err() != nil {
+			return fmt.Errorf("topic %s: %w", j.topic, errors.Join(err, context.Cause(ctx)))
 		}
 	}
+}
+
+// journalMetadataTimeout bounds one question for the leader. The client asks any broker: after this time another one.
+const journalMetadataTimeout = 3 * time.Second
+
+// leader asks for it each time: one that was remembered could be a woken old leader, which tells of an older end (F5).
+func (j *journal) leader(ctx context.Context) (at journalLeader, err error) {
+	ctx, cancel := context.WithTimeout(ctx, journalMetadataTimeout)
+	defer cancel()
+	view, err := askView(ctx, j.client, []string{j.topic})
+	if err != nil {
+		return at, err
+	}
+	switch t := view.topics[j.topic]; {
+	case t == nil:
+		return at, kerr.UnknownTopicOrPartition
+	case t.err != nil:
+		return at, t.err
+	default:
+		at = journalLeader{view.leadership(j.topic, 0).leader, t.id}
+	}
+	if at.broker < 0 {
+		return at, kerr.LeaderNotAvailable
+	}
+	return at, nil
+}
+
+// fetch reads once and returns the offset behind what it visited. It asks the broker and not through the client's consumer, which has one queue for
+// all topics.
+func (j *journal) fetch(ctx context.Context, at journalLeader, from int64, visit func(*kgo.Record)) (next int64, err error) {
+	req := kmsg.NewPtrFetchRequest()
+	req.MaxWaitMillis, req.MinBytes, req.MaxBytes, req.SessionEpoch = 500, 1, journalFetchBytes, -1
+	p := kmsg.NewFetchRequestTopicPartition()
+	p.FetchOffset, p.PartitionMaxBytes = from, journalFetchBytes
+	t := kmsg.NewFetchRequestTopic()
+	t.Topic, t.TopicID, t.Partitions = j.topic, at.id, []kmsg.FetchRequestTopicPartition{p}
+	req.Topics = append(req.Topics, t)
+	kresp, err := j.client.Broker(int(at.broker)).Request(ctx, req)
+	if err != nil {
+		return from, err
+	}
+	resp := kresp.(*kmsg.FetchResponse)
+	if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+		return from, err
+	}
+	if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+		return from, errOtherPartition
+	}
+	found, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{Offset: from, Topic: j.topic}, &resp.Topics[0].Partitions[0], kgo.DefaultDecompressor(), nil)
+	if found.Err != nil {
+		return from, found.Err
+	}
+	for _, rec := range found.Records {
+		visit(rec)
+	}
+	return next, nil
+}
+
+var errOtherPartition = errors.New("the answer isn't about the partition asked for")
+
+// offset returns the topic's first offset or its high watermark.
+func (j *journal) offset(ctx context.Context, at journalLeader, timestamp int64) (int64, error) {
+	req := kmsg.NewPtrListOffsetsRequest()
+	topic := kmsg.NewListOffsetsRequestTopic()
+	topic.Topic = j.topic
+	part := kmsg.NewListOffsetsRequestTopicPartition()
+	part.Timestamp = timestamp
+	topic.Partitions = append(topic.Partitions, part)
+	req.Topics = append(req.Topics, topic)
+	kresp, err := j.client.Broker(int(at.broker)).Request(ctx, req)
+	if err != nil {
+		return -1, err
+	}
+	resp := kresp.(*kmsg.ListOffsetsResponse)
+	if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+		return -1, errOtherPartition
+	}
+	answer := resp.Topics[0].Partitions[0]
+	if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
+		return -1, err
+	}
+	return answer.Offset, nil
 }

@@ -78,7 +78,8 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition, m
 		return m, fmt.Errorf("source: %w", err)
 	}
 	registry := newRegistry(m.mirror, opts.Name, source.clusterID, "", 0, zap.NewNop())
-	registry.segments.made, registry.runs.made = true, true // or there is nothing to read
+	registry.segments.made.Store(true) // or there is nothing to read
+	registry.runs.made.Store(true)
 	mirrorTopic := renaming(opts.Rename).mirrorName(topic)
 	mirror, err := askView(ctx, m.mirror, []string{mirrorTopic, registry.segments.topic, registry.runs.topic})
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/zap"
@@ -124,16 +123,10 @@ func (r *registry) appendRuns(ctx context.Context, records []runsRecord) error {
 
 // runsEnd returns the end of the positions topic.
 func (r *registry) runsEnd(ctx context.Context) (int64, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if err := r.runs.make(ctx); err != nil {
 		return 0, err
 	}
-	end, err := r.runs.end(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("topic %s: %w", r.runs.topic, err)
-	}
-	return end, nil
+	return r.runs.end(ctx)
 }
 
 // runsLookup asks for the source offset of the last record below a landmark.
@@ -146,8 +139,6 @@ type runsLookup struct {
 
 // lookUpRuns answers all in one pass over the topic.
 func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if len(lookups) == 0 {
 		return nil
 	}

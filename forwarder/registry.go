@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -111,20 +112,24 @@ func (r *registry) pairing(pair topicPair) *pairing {
 	return p
 }
 
-// registry is the segments topic on the mirror, read to its end whenever asked.
+// registry is the segments topic on the mirror, read to its end whenever asked. Safe for concurrent use.
 type registry struct {
 	source string // source cluster ID
 	writer string
 	log    *zap.Logger
 
-	mu       sync.Mutex // held for a whole read or write: they are rare and batched
 	segments journal
-	runs     journal // see positions.go
-	known    map[identity]*numbering
-	latest   map[identity]int32   // identity of generation 0 -> highest generation seen
-	fencers  map[identity][]int64 // identity of generation 0 -> the producer IDs of its fences
-	pairs    map[topicPair]*pairing
-	position int64 // offset up to which the segments topic was read
+	runs     journal       // see positions.go
+	reading  chan struct{} // size 1: taken by who reads the segments topic on from position
+	position int64         // up to which it was read; who holds reading has it
+
+	// mu guards the fields below. It is never held over a question to a broker: the loop looks things up, and a broker that doesn't answer must
+	// not hold it up.
+	mu      sync.Mutex
+	known   map[identity]*numbering
+	latest  map[identity]int32   // identity of generation 0 -> highest generation seen
+	fencers map[identity][]int64 // identity of generation 0 -> the producer IDs of its fences
+	pairs   map[topicPair]*pairing
 }
 
 func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log *zap.Logger) *registry {
@@ -132,21 +137,28 @@ func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log 
 		source: source, writer: writer, log: log,
 		segments: journal{client: client, topic: "__kmirror." + name + ".segments", rf: rf},
 		runs:     journal{client: client, topic: "__kmirror." + name + ".positions", rf: rf},
+		reading:  make(chan struct{}, 1),
 		known:    map[identity]*numbering{}, latest: map[identity]int32{}, fencers: map[identity][]int64{}, pairs: map[topicPair]*pairing{},
 	}
 }
 
 // refresh reads the topic to its end. Every session does so before it starts.
 func (r *registry) refresh(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if err := r.segments.make(ctx); err != nil {
 		return err
 	}
 	return r.readToEnd(ctx)
 }
 
+// readToEnd takes what the topic holds as of now. One reads at a time, so that each record is read and taken once, in order; whoever waits for that needs
+// the same broker's answer.
 func (r *registry) readToEnd(ctx context.Context) (err error) {
+	select {
+	case r.reading <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("topic %s: %w", r.segments.topic, context.Cause(ctx))
+	}
+	defer func() { <-r.reading }()
 	r.position, err = r.segments.read(ctx, r.position, r.apply)
 	return err
 }
@@ -248,8 +260,6 @@ func (r *registry) keepSettings(ctx context.Context, records []settingsRecord) e
 
 // write appends n records in one request and reads to the end.
 func (r *registry) write(ctx context.Context, n int, record func(i int) any) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if err := r.segments.make(ctx); err != nil {
 		return err
 	}
@@ -275,6 +285,8 @@ func (r *registry) apply(rec *kgo.Record) {
 }
 
 func (r *registry) applyValue(value []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var kept settingsRecord
 	if err := json.Unmarshal(value, &kept); err != nil {
 		return err

@@ -71,9 +71,10 @@ func startCluster(t testing.TB) cluster {
 
 // way is one of the two ways to a cluster.
 type way struct {
-	name      string            // also the prefix of names that a program makes there
-	seeds     []string          // bootstrap servers
-	addresses map[string]string // what each HOST:PORT on this way stands for
+	name      string              // also the prefix of names that a program makes there
+	seeds     []string            // bootstrap servers
+	addresses map[string]string   // what each HOST:PORT on this way stands for
+	topicIDs  map[string][16]byte // of the topics that a program makes there
 }
 
 // ways returns both ways to the brokers' listener that source gives the addresses of, with kmirror in on the second.

@@ -217,7 +217,7 @@ func (c *conn) forwardRequests() error {
 		if p.stopped() {
 			return cmp.Or(p.flush(), errInterrupted)
 		}
-		b, err := p.peek(protocol.SizePrefix)
+		b, err := p.head(protocol.SizePrefix)
 		if err != nil {
 			if err == io.EOF && len(b) == 0 {
 				return nil
@@ -237,7 +237,7 @@ func (c *conn) forwardRequests() error {
 		if err != nil {
 			return &closeError{reasonBadFrame, err}
 		}
-		if b, err = p.peek(protocol.RequestPrefix); err != nil {
+		if b, err = p.head(protocol.RequestPrefix); err != nil {
 			return err
 		}
 		h := protocol.ParseRequestHeader(b)
@@ -459,7 +459,7 @@ func (c *conn) relayResponses() error {
 			}
 			c.flight.settle()
 		}
-		b, err := p.peek(protocol.SizePrefix)
+		b, err := p.head(protocol.SizePrefix)
 		if err == io.EOF && len(b) == 0 {
 			return nil
 		}
@@ -500,7 +500,7 @@ func (c *conn) answer(r *request, prefix []byte) error {
 	if err != nil {
 		return &closeError{reasonResponse, err}
 	}
-	b, err := p.peek(protocol.ResponsePrefix)
+	b, err := p.head(protocol.ResponsePrefix)
 	if err != nil {
 		return midFrame(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kmirror/internal/bufpool"
 )
 
@@ -46,7 +48,13 @@ type pipe struct {
 	rawRead func(fd uintptr) bool
 	rawN    int
 	rawErr  error
-	limited io.LimitedReader
+
+	direct   bool // both ends are TCP sockets
+	large    bool // the next frame is looked at ahead
+	ahead    bool // what buf has is still in the socket
+	rawLook  func(fd uintptr) bool
+	lookInto []byte
+	limited  io.LimitedReader
 
 	timed bool // a read deadline is set
 
@@ -60,7 +68,8 @@ func (p *pipe) init(from, to net.Conn, frameTimeout time.Duration, count func(in
 	p.from, p.to, p.frameTimeout, p.count = from, to, frameTimeout, count
 	if c, ok := from.(*net.TCPConn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
-			p.raw, p.rawRead = raw, p.tryRead
+			p.raw, p.rawRead, p.rawLook = raw, p.tryRead, p.tryLook
+			_, p.direct = to.(*net.TCPConn)
 		}
 	}
 }
@@ -68,7 +77,7 @@ func (p *pipe) init(from, to net.Conn, frameTimeout time.Duration, count func(in
 // peek returns the bytes not yet looked at, at least n of them, n <= pipeBuffer. They are valid until the next call of any
 // method but pass. With an error it returns what there is.
 func (p *pipe) peek(n int) ([]byte, error) {
-	for p.end-p.next < n {
+	for p.ahead || p.end-p.next < n {
 		if err := p.fill(n); err != nil {
 			return p.unread(), err
 		}
@@ -122,6 +131,8 @@ func (e *writeError) Unwrap() error { return e.error }
 
 // stream lets the next n bytes go without looking at them.
 func (p *pipe) stream(n int) error {
+	p.leave()
+	p.large = p.direct && n > maxPeek
 	here := min(n, p.end-p.next)
 	p.pass(here)
 	if n -= here; n == 0 {
@@ -131,12 +142,11 @@ func (p *pipe) stream(n int) error {
 		return err
 	}
 	p.release()
-	if _, ok := p.to.(*net.TCPConn); ok && p.raw != nil && n > pipeBuffer {
-		m, err := p.splice(n)
-		if n -= m; n == 0 || err == nil || p.frameTimeout == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+	if p.direct {
+		var err error
+		if n, err = p.spliceMost(n); n == 0 || err != nil {
 			return err
 		}
-		// The deadline covered the writes too. The rest is read with one of its own each time.
 	}
 	scratch := bufpool.Get(min(n, pipeBuffer))
 	defer scratch.Release()
@@ -153,6 +163,10 @@ func (p *pipe) stream(n int) error {
 // streamKept lets the next len(keep) bytes go, writes all of them, and keeps them. It stores seq in whole once keep is filled,
 // which is before the last byte is written, so that who answers can read keep.
 func (p *pipe) streamKept(keep []byte, whole *atomic.Uint64, seq uint64) error {
+	p.large = p.direct
+	if p.leave() {
+		return p.spliceKept(keep, whole, seq)
+	}
 	here := copy(keep, p.unread())
 	p.pass(here)
 	if here == len(keep) {
@@ -188,22 +202,11 @@ func (p *pipe) streamThrough(b []byte, whole *atomic.Uint64, seq uint64) error {
 	return nil
 }
 
-// splice moves n bytes inside the kernel where it can (net.TCPConn.ReadFrom), and returns how many it moved.
-func (p *pipe) splice(n int) (int, error) {
-	if err := p.limitWait(); err != nil {
-		return 0, err
-	}
-	p.limited = io.LimitedReader{R: p.from, N: int64(n)}
-	m, err := p.to.(*net.TCPConn).ReadFrom(&p.limited)
-	p.count(int(m))
-	if err == nil && m < int64(n) {
-		err = io.ErrUnexpectedEOF
-	}
-	return int(m), err
-}
-
-// fill reads more, after flushing, and makes room for at least n unread bytes.
+// fill reads more, after flushing, and makes room for at least n unread bytes. What was only looked at is read first.
 func (p *pipe) fill(n int) error {
+	if p.ahead {
+		return p.takeIn()
+	}
 	if err := p.flush(); err != nil {
 		return err
 	}
@@ -285,27 +288,18 @@ func (p *pipe) readIdle() error {
 }
 
 // tryRead reads into a fresh buffer, or returns false without one if nothing is there yet; see syscall.RawConn.Read.
-func (p *pipe) tryRead(fd uintptr) bool {
-	p.buf = bufpool.Get(pipeBuffer)
-	for {
-		n, err := syscall.Read(int(fd), p.buf.B)
-		switch {
-		case n > 0:
-			p.rawN = n
-			return true
-		case err == syscall.EINTR:
-			continue
-		case err == syscall.EAGAIN:
-			p.release()
-			return false
-		case err == nil:
-			p.rawErr = io.EOF
-		default:
-			p.rawErr = os.NewSyscallError("read", err)
-		}
-		p.release()
-		return true
+func (p *pipe) tryRead(fd uintptr) (done bool) {
+	size, flags := pipeBuffer, uintptr(0)
+	if p.large {
+		size, flags = headBuffer, unix.MSG_PEEK
 	}
+	p.buf = bufpool.Get(size)
+	p.rawN, done, p.rawErr = receive(int(fd), p.buf.B, flags)
+	p.ahead = p.large && p.rawN > 0
+	if p.rawN == 0 {
+		p.release()
+	}
+	return done
 }
 
 // limitWait sets the deadline for the next bytes of a frame that has begun.
@@ -376,6 +370,7 @@ func (p *pipe) take(b []byte) error {
 	if err := p.flush(); err != nil {
 		return err
 	}
+	p.leave()
 	n := copy(b, p.unread())
 	p.skip(n)
 	if n == len(b) {

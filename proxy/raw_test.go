@@ -232,6 +232,14 @@ func records(n int) []byte {
 	return batch
 }
 
+// batchOf is a record batch of a single record and n bytes.
+func batchOf(n int) []byte {
+	batch := make([]byte, n)
+	copy(batch, records(1))
+	binary.BigEndian.PutUint32(batch[8:], uint32(n-12))
+	return batch
+}
+
 // produceTo is a Produce request for partitions 0 to len(batches)-1.
 func produceTo(version, acks int16, batches ...[]byte) *kmsg.ProduceRequest {
 	request := kmsg.NewPtrProduceRequest()

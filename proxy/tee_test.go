@@ -274,16 +274,19 @@ func constant(t testing.TB, requestSize int, response []byte) *scripted {
 	return b
 }
 
-func TestTheSmallFramePathAllocatesNothing(t *testing.T) {
+func TestTheFramePathsAllocateNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector's pools drop buffers")
 	}
 	produce := requestFrame(produceTo(11, -1, records(1)), 7)
 	acked := produced(protocol.ParseRequestHeader(produce), produce, nil)
+	large := requestFrame(produceTo(11, -1, batchOf(48<<10)), 7)
 	for _, tc := range []struct {
 		name              string
 		request, response []byte
 	}{
+		{"large opaque", rawRequest(68, 0, 7, make([]byte, 48<<10)), rawResponse(7, make([]byte, 48<<10))},
+		{"large produce", large, produced(protocol.ParseRequestHeader(large), large, nil)},
 		{"opaque", rawRequest(68, 0, 7, []byte("heartbeat")), rawResponse(7, []byte("ok"))},
 		{"produce", produce, acked},
 	} {

@@ -69,28 +69,69 @@ func (j *journal) make(ctx context.Context) error {
 // journalLeader is the broker that leads a journal's partition.
 type journalLeader struct {
 	broker int32
+	epoch  int32
 	id     protocol.TopicID
 }
 
-// read visits the records from an offset to the end as of now, and returns that end.
-func (j *journal) read(ctx context.Context, from int64, visit func(*kgo.Record)) (next int64, err error) {
-	end := int64(-1)
+// place is an offset up to which a journal was read, and the leader epoch of that, -1: not known.
+type place struct {
+	offset int64
+	epoch  int32
+}
+
+// read visits the records from a place to the end as of now, and returns that end. With errCutOff the topic lost records below the place in an unclean election, or got a new leader
+// while they were read, so that nobody knows; nothing was visited.
+func (j *journal) read(ctx context.Context, from place, visit func(*kgo.Record)) (next place, err error) {
+	next = from
+	end, cut := int64(-1), false
 	err = j.try(ctx, func(at journalLeader) (err error) {
 		if end < 0 {
+			if cut, err = j.cutOff(ctx, at, from); cut || err != nil {
+				return err
+			}
 			if end, err = j.offset(ctx, at, latestOffset); err != nil {
 				return err
 			}
+			next.epoch = at.epoch
 		}
-		for from < end && err == nil {
-			if from, err = j.fetch(ctx, at, from, visit); errors.Is(err, kerr.OffsetOutOfRange) { // somebody deleted records
+		next.epoch = min(next.epoch, at.epoch) // what a later leader took away shows by an earlier end of this epoch
+		for next.offset < end && err == nil {
+			if next.offset, err = j.fetch(ctx, at, next.offset, visit); errors.Is(err, kerr.OffsetOutOfRange) { // somebody deleted records
 				var begin int64
 				begin, err = j.offset(ctx, at, earliestOffset)
-				from = max(from, begin)
+				next.offset = max(next.offset, begin)
 			}
 		}
 		return err
 	})
-	return from, err
+	if err == nil && cut {
+		err = fmt.Errorf("topic %s: %w", j.topic, errCutOff)
+	}
+	return next, err
+}
+
+var errCutOff = errors.New("the topic no longer holds what was read of it")
+
+// cutOff reports whether the topic no longer holds, up to a place, what it held in that leader epoch (KIP-101).
+func (j *journal) cutOff(ctx context.Context, at journalLeader, from place) (bool, error) {
+	if from.epoch < 0 || from.offset == 0 {
+		return false, nil
+	}
+	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
+	req.ReplicaID = -1
+	p := kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+	p.LeaderEpoch = from.epoch
+	req.Topics = []kmsg.OffsetForLeaderEpochRequestTopic{{Topic: j.topic, Partitions: []kmsg.OffsetForLeaderEpochRequestTopicPartition{p}}}
+	kresp, err := j.client.Broker(int(at.broker)).Request(ctx, req)
+	if err != nil {
+		return false, err
+	}
+	resp := kresp.(*kmsg.OffsetForLeaderEpochResponse)
+	if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+		return false, errOtherPartition
+	}
+	answer := resp.Topics[0].Partitions[0]
+	return answer.EndOffset < from.offset, kerr.ErrorForCode(answer.ErrorCode)
 }
 
 // end returns the topic's high watermark.
@@ -139,7 +180,8 @@ func (j *journal) leader(ctx context.Context) (at journalLeader, err error) {
 	case t.err != nil:
 		return at, t.err
 	default:
-		at = journalLeader{view.leadership(j.topic, 0).leader, t.id}
+		led := view.leadership(j.topic, 0)
+		at = journalLeader{led.leader, led.epoch, t.id}
 	}
 	if at.broker < 0 {
 		return at, kerr.LeaderNotAvailable

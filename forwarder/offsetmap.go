@@ -150,7 +150,7 @@ func (m *OffsetMap) know(registry *registry, id identity) error {
 
 // readStretches reads the positions topic for the stream's fenced sessions.
 func (m *OffsetMap) readStretches(ctx context.Context, registry *registry) error {
-	_, err := registry.runs.read(ctx, 0, func(rec *kgo.Record) {
+	_, err := registry.runs.read(ctx, place{0, -1}, func(rec *kgo.Record) {
 		r, err := parseRunsRecord(rec.Value)
 		if err != nil || !slices.Contains(m.question.ours, r.producerID) {
 			return

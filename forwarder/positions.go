@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/zap"
@@ -137,7 +138,8 @@ type runsLookup struct {
 	source int64
 }
 
-// lookUpRuns answers all in one pass over the topic.
+// lookUpRuns answers all in one pass over the topic from the earliest hint on. Where that doesn't find all, the topic may have lost its end after the hint was taken, and what was written
+// since lies below it: then it's read from its start.
 func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error {
 	if len(lookups) == 0 {
 		return nil
@@ -149,7 +151,7 @@ func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error 
 	for _, x := range lookups {
 		from = min(from, x.from)
 	}
-	_, err := r.runs.read(ctx, from, func(rec *kgo.Record) {
+	find := func(rec *kgo.Record) {
 		runs, err := parseRunsRecord(rec.Value)
 		for _, x := range lookups {
 			if err != nil || x.found || x.of.producerID != runs.producerID || x.of.epoch != runs.epoch {
@@ -160,7 +162,11 @@ func (r *registry) lookUpRuns(ctx context.Context, lookups []*runsLookup) error 
 		if err != nil {
 			r.log.Warn("record that isn't kmirror's in its positions topic; ignored", zap.String("topic", rec.Topic), zap.Int64("offset", rec.Offset), zap.Error(err))
 		}
-	})
+	}
+	_, err := r.runs.read(ctx, place{from, -1}, find)
+	if err == nil && from > 0 && slices.ContainsFunc(lookups, func(x *runsLookup) bool { return !x.found }) {
+		_, err = r.runs.read(ctx, place{0, -1}, find)
+	}
 	return err
 }
 

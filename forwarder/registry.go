@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -121,7 +122,7 @@ type registry struct {
 	segments journal
 	runs     journal       // see positions.go
 	reading  chan struct{} // size 1: taken by who reads the segments topic on from position
-	position int64         // up to which it was read; who holds reading has it
+	position place         // up to which it was read; who holds reading has it
 
 	// mu guards the fields below. It is never held over a question to a broker: the loop looks things up, and a broker that doesn't answer must
 	// not hold it up.
@@ -138,6 +139,7 @@ func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log 
 		segments: journal{client: client, topic: "__kmirror." + name + ".segments", rf: rf},
 		runs:     journal{client: client, topic: "__kmirror." + name + ".positions", rf: rf},
 		reading:  make(chan struct{}, 1),
+		position: place{0, -1},
 		known:    map[identity]*numbering{}, latest: map[identity]int32{}, fencers: map[identity][]int64{}, pairs: map[topicPair]*pairing{},
 	}
 }
@@ -152,15 +154,35 @@ func (r *registry) refresh(ctx context.Context) error {
 
 // readToEnd takes what the topic holds as of now. One reads at a time, so that each record is read and taken once, in order; whoever waits for that needs
 // the same broker's answer.
-func (r *registry) readToEnd(ctx context.Context) (err error) {
+func (r *registry) readToEnd(ctx context.Context) error {
 	select {
 	case r.reading <- struct{}{}:
 	case <-ctx.Done():
 		return fmt.Errorf("topic %s: %w", r.segments.topic, context.Cause(ctx))
 	}
 	defer func() { <-r.reading }()
-	r.position, err = r.segments.read(ctx, r.position, r.apply)
+	next, err := r.segments.read(ctx, r.position, r.apply)
+	if errors.Is(err, errCutOff) {
+		return r.readAnew(ctx)
+	}
+	r.position = next
 	return err
+}
+
+// readAnew judges the topic as it stands now, as all instances do (rule N5), and only then forgets what was read before an unclean election: nobody may see a stream without its birth
+// meanwhile.
+func (r *registry) readAnew(ctx context.Context) error {
+	r.log.Warn("the segments topic lost its end, or a new leader wrote while it was read; reading it from its start", zap.String("topic", r.segments.topic))
+	fresh := newRegistry(r.segments.client, "", r.source, r.writer, 0, r.log)
+	next, err := r.segments.read(ctx, fresh.position, fresh.apply)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.known, r.latest, r.fencers, r.pairs = fresh.known, fresh.latest, fresh.fencers, fresh.pairs
+	r.position = next
+	return nil
 }
 
 // lookUp returns a copy of the numbering of the stream's latest generation; false if it was never born. id's generation is ignored.

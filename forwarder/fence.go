@@ -23,7 +23,15 @@ import (
 const (
 	fenceTimeout  = 8 * time.Second // for the transactions of one recovery
 	markerTimeout = 3 * time.Second
-	fencesAtOnce  = 16
+	// fenceQuiet is how long those that are done wait for another to begin or end.
+	fenceQuiet = 2 * time.Second
+	// fencesAtOnce is how many transactions run at one coordinator. One that takes longer than fenceTurn lets another begin, as long as fencesStuck
+	// didn't before.
+	fencesAtOnce = 8
+	fencesStuck  = 64
+	fenceTurn    = time.Second
+	// coordinatorTimeout bounds one question for coordinators. The client asks any broker: after this time another one.
+	coordinatorTimeout = 3 * time.Second
 	// fenceTransaction is after what time the coordinator ends a transaction that we began and left.
 	fenceTransaction = 30 * time.Second
 
@@ -42,6 +50,8 @@ var (
 	errHoles     = errors.New("the source log has holes: going on in a fenced session")
 	errAtEnd     = errors.New("the holes of the source log are passed: going on in a dense generation")
 	errRefence   = errors.New("the session is to be fenced anew")
+
+	errFenceLate = errors.New("the coordinator didn't end the fence's transaction in time, while others were ended")
 
 	errNotConfirmed = errors.New("the group membership isn't confirmed now")
 )
@@ -81,79 +91,196 @@ func (l *loop) fenceAll(ctx context.Context, results []recovered) {
 		fail(err)
 		return
 	}
-	coordinators, err := l.findCoordinators(ctx, ids)
-	if err != nil {
-		fail(err)
-		return
-	}
-	conns := l.dialAll(ctx, coordinators)
-	defer func() {
-		for _, c := range conns {
-			c.close(errConnClosed)
-		}
-	}()
-	var wg sync.WaitGroup
-	turns := make(chan struct{}, fencesAtOnce)
+	l.fenceEach(ctx, wanted, ids, runsFrom)
+}
+
+// fenceEach runs the transactions beside each other. One that hangs or finds its coordinator lastingly busy costs its own stream alone: when the
+// others are done and for a while none began or ended, the rest is put off. Where none is done, all have the whole time.
+func (l *loop) fenceEach(ctx context.Context, wanted []*recovered, ids []string, runsFrom int64) {
+	ctx, putOff := context.WithCancelCause(ctx)
+	defer putOff(nil)
+	at := l.askCoordinators(ctx, ids)
+	run := fencing{loop: l, by: map[string]*coordinatorTurns{}, begun: make(chan struct{}, len(wanted))}
+	defer run.close()
+	done := make(chan error, len(wanted))
 	for i, r := range wanted {
-		c := conns[coordinators[ids[i]]]
-		if c == nil {
-			r.err = fmt.Errorf("transaction coordinator %s can't be reached", coordinators[ids[i]])
-			continue
-		}
-		turns <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-turns }()
+		go func() { // awaited by the loop below
 			f := &fence{runsFrom: runsFrom}
-			if f.producerID, f.epoch, r.err = emptyTransaction(ctx, c, ids[i], r.job.ask.topic, r.job.ask.partition); r.err == nil {
+			if f.producerID, f.epoch, r.err = run.transaction(ctx, ids[i], at[ids[i]], &r.job.ask); r.err == nil {
 				r.fence = f
 			}
-		})
+			done <- r.err
+		}()
 	}
-	wg.Wait()
-}
-
-// findCoordinators returns the address of each transactional ID's coordinator.
-func (l *loop) findCoordinators(ctx context.Context, ids []string) (map[string]string, error) {
-	addresses := make(map[string]string, len(ids))
-	return addresses, retryCoordinator(ctx, func() error {
-		req := kmsg.NewPtrFindCoordinatorRequest()
-		req.CoordinatorType, req.CoordinatorKeys = 1, ids
-		for _, shard := range l.mirror.RequestSharded(ctx, req) {
-			if shard.Err != nil {
-				return fmt.Errorf("transaction coordinator: %w", shard.Err)
-			}
-			resp := shard.Resp.(*kmsg.FindCoordinatorResponse)
-			if len(resp.Coordinators) == 0 { // before v4: one key each
-				resp.Coordinators = append(resp.Coordinators, kmsg.FindCoordinatorResponseCoordinator{
-					Key: shard.Req.(*kmsg.FindCoordinatorRequest).CoordinatorKey, Host: resp.Host, Port: resp.Port, ErrorCode: resp.ErrorCode,
-				})
-			}
-			for _, c := range resp.Coordinators {
-				if err := kerr.ErrorForCode(c.ErrorCode); err != nil {
-					return fmt.Errorf("transaction coordinator of %s: %w", c.Key, err)
-				}
-				addresses[c.Key] = net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port)))
+	quiet := time.NewTimer(fenceQuiet)
+	defer quiet.Stop()
+	some := false
+	for left := len(wanted); left > 0; {
+		select {
+		case err := <-done:
+			left--
+			some = some || err == nil
+			quiet.Reset(fenceQuiet)
+		case <-run.begun:
+			quiet.Reset(fenceQuiet)
+		case <-quiet.C:
+			if some {
+				putOff(errFenceLate)
 			}
 		}
-		return nil
+	}
+}
+
+// coordinatorAt is where a transactional ID's coordinator is, or why that isn't known.
+type coordinatorAt struct {
+	address string
+	err     error
+}
+
+// askCoordinators asks once for the coordinators of transactional IDs. Each has its own answer.
+func (l *loop) askCoordinators(ctx context.Context, ids []string) map[string]coordinatorAt {
+	ctx, cancel := context.WithTimeout(ctx, coordinatorTimeout)
+	defer cancel()
+	found := make(map[string]coordinatorAt, len(ids))
+	req := kmsg.NewPtrFindCoordinatorRequest()
+	req.CoordinatorType, req.CoordinatorKeys = 1, ids
+	err := error(kerr.CoordinatorNotAvailable)                // of what isn't in an answer
+	for _, shard := range l.mirror.RequestSharded(ctx, req) { // one before v4 for each key, whose answer is made one of v4
+		if shard.Err != nil {
+			err = shard.Err
+			continue
+		}
+		for _, c := range shard.Resp.(*kmsg.FindCoordinatorResponse).Coordinators {
+			found[c.Key] = coordinatorAt{net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))), kerr.ErrorForCode(c.ErrorCode)}
+		}
+	}
+	for _, id := range ids {
+		if at, ok := found[id]; !ok || at.err != nil {
+			if !ok {
+				at.err = err
+			}
+			found[id] = coordinatorAt{err: fmt.Errorf("transaction coordinator of %s: %w", id, at.err)}
+		}
+	}
+	return found
+}
+
+// findCoordinator returns the address of a transactional ID's coordinator.
+func (l *loop) findCoordinator(ctx context.Context, id string) (address string, err error) {
+	err = retryCoordinator(ctx, func() error {
+		at := l.askCoordinators(ctx, []string{id})[id]
+		address = at.address
+		return at.err
 	})
+	return address, err
 }
 
-// dialAll connects to each address once; those that can't be reached are missing.
-func (l *loop) dialAll(ctx context.Context, addresses map[string]string) map[string]*conn {
-	conns := map[string]*conn{}
-	for _, addr := range addresses {
-		if _, dialled := conns[addr]; dialled {
-			continue
-		}
-		c, err := dialConn(ctx, addr, l.clientID, l.opts.Mirror)
-		if err != nil {
-			l.metrics.dialErrors.Inc()
-			continue
-		}
-		conns[addr] = c
+// fencing is what the transactions of one batch share: a set of connections to each coordinator, which live as long. Safe for concurrent use.
+type fencing struct {
+	loop  *loop
+	begun chan struct{} // one for each transaction that has its turn; has room for all
+	mu    sync.Mutex    // never held over a dial or a question
+	by    map[string]*coordinatorTurns
+}
+
+// coordinatorTurns are the connections to one coordinator. Each carries one transaction at a time, since a broker answers nothing on a connection before it
+// has answered what came first.
+type coordinatorTurns struct {
+	turns chan struct{} // fencesAtOnce
+	stuck chan struct{} // fencesStuck: transactions that gave their turn to others
+
+	idle   []*conn // guarded by fencing.mu
+	opened []*conn // guarded by fencing.mu
+	failed error   // of a dial; guarded by fencing.mu
+}
+
+func (f *fencing) at(address string) *coordinatorTurns {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.by[address]
+	if t == nil {
+		t = &coordinatorTurns{turns: make(chan struct{}, fencesAtOnce), stuck: make(chan struct{}, fencesStuck)}
+		f.by[address] = t
 	}
-	return conns
+	return t
+}
+
+// transaction runs the empty transaction of one ID over the partition of q.
+func (f *fencing) transaction(ctx context.Context, id string, at coordinatorAt, q *question) (producerID int64, epoch int16, err error) {
+	if at.err != nil {
+		if at.address, err = f.loop.findCoordinator(ctx, id); err != nil {
+			return -1, 0, err
+		}
+	}
+	t := f.at(at.address)
+	select {
+	case t.turns <- struct{}{}:
+	case <-ctx.Done():
+		return -1, 0, context.Cause(ctx)
+	}
+	f.begun <- struct{}{}
+	giveTurn := sync.OnceFunc(func() { <-t.turns })
+	defer giveTurn()
+	slow := time.AfterFunc(fenceTurn, func() {
+		select {
+		case t.stuck <- struct{}{}:
+			giveTurn()
+		default: // so many that the connections would be too many
+		}
+	})
+	defer slow.Stop()
+	c, err := f.conn(ctx, at.address, t)
+	if err != nil {
+		return -1, 0, fmt.Errorf("transaction coordinator: %w", err)
+	}
+	if producerID, epoch, err = emptyTransaction(ctx, c, id, q.topic, q.partition); ctx.Err() != nil {
+		return producerID, epoch, err // an answer may be on its way: nobody else waits behind it
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t.idle = append(t.idle, c)
+	return producerID, epoch, err
+}
+
+// conn returns a connection that nobody uses, dialled if there is none. Where one dial failed, the others aren't tried.
+func (f *fencing) conn(ctx context.Context, address string, t *coordinatorTurns) (*conn, error) {
+	f.mu.Lock()
+	for len(t.idle) > 0 {
+		c := t.idle[len(t.idle)-1]
+		t.idle = t.idle[:len(t.idle)-1]
+		select {
+		case <-c.ended:
+		default:
+			f.mu.Unlock()
+			return c, nil
+		}
+	}
+	err := t.failed
+	f.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	c, err := dialConn(ctx, address, f.loop.clientID, f.loop.opts.Mirror)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err != nil {
+		f.loop.metrics.dialErrors.Inc()
+		t.failed = err
+		return nil, err
+	}
+	t.opened = append(t.opened, c)
+	return c, nil
+}
+
+// close ends the connections; no transaction runs any more.
+func (f *fencing) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, t := range f.by {
+		for _, c := range t.opened {
+			c.close(errConnClosed)
+		}
+	}
 }
 
 // emptyTransaction opens a new epoch of a transactional ID and runs one over a partition. After an error nothing is known; the next attempt raises the epoch

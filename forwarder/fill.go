@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ const (
 	OffsetsMapped                        // none: offsets shift at each hole
 )
 
-// fillPatience is how long a filler is tried again before the stream goes on with shifted offsets.
+// fillPatience is how long a filler is tried again before the stream goes on with shifted offsets, unless the options say otherwise.
 const fillPatience = 15 * time.Second
 
 // filler writes a stream's empty transactions. One task at a time has it.
@@ -34,39 +35,80 @@ type filler struct {
 	epoch      int16
 }
 
-// coordinators are connections to transaction coordinators, by address. Safe for concurrent use.
+// coordinators are connections to transaction coordinators, by address. Safe for concurrent use; mu is never held over a dial.
 type coordinators struct {
-	mu    sync.Mutex
-	conns map[string]*conn
+	mu     sync.Mutex
+	conns  map[string]*coordinatorDial
+	closed bool
 }
 
-// to returns the connection to a coordinator, dialled if there is none.
+// coordinatorDial is a connection that is there, or will be once it was dialled.
+type coordinatorDial struct {
+	done chan struct{} // closed once conn or err is set
+	conn *conn
+	err  error
+}
+
+// usable reports whether the connection is there or is being dialled.
+func (d *coordinatorDial) usable() bool {
+	select {
+	case <-d.done:
+	default:
+		return true
+	}
+	if d.err != nil {
+		return false
+	}
+	select {
+	case <-d.conn.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// to returns the connection to a coordinator, dialled if there is none. Who comes while it is dialled waits for that, as long as ctx lasts.
 func (c *coordinators) to(ctx context.Context, l *loop, address string) (*conn, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if have := c.conns[address]; have != nil {
-		select {
-		case <-have.ended:
-		default:
-			return have, nil
+	d := c.conns[address]
+	mine := d == nil || !d.usable()
+	if mine {
+		d = &coordinatorDial{done: make(chan struct{})}
+		if c.conns == nil {
+			c.conns = map[string]*coordinatorDial{}
 		}
+		c.conns[address] = d
 	}
-	fresh, err := dialConn(ctx, address, l.clientID, l.opts.Mirror)
-	if err != nil {
-		return nil, err
+	c.mu.Unlock()
+	if mine {
+		d.conn, d.err = dialConn(ctx, address, l.clientID, l.opts.Mirror)
+		c.mu.Lock()
+		if d.err == nil && c.closed {
+			d.conn.close(errConnClosed)
+		}
+		close(d.done)
+		c.mu.Unlock()
 	}
-	if c.conns == nil {
-		c.conns = map[string]*conn{}
+	select {
+	case <-d.done:
+		return d.conn, d.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	c.conns[address] = fresh
-	return fresh, nil
 }
 
 func (c *coordinators) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, conn := range c.conns {
-		conn.close(errConnClosed)
+	c.closed = true
+	for _, d := range c.conns {
+		select {
+		case <-d.done:
+			if d.err == nil {
+				d.conn.close(errConnClosed)
+			}
+		default: // who dials it finds it closed
+		}
 	}
 }
 
@@ -163,45 +205,64 @@ func (s *stream) endFilling() {
 }
 
 // runFiller runs empty transactions, one after the other, until the mirror's log ends at upTo, and returns how many and where it ends. It runs beside the loop.
+// It gives up when nothing was filled for the patience, be it that the coordinator fails, says nothing or is busy all the time.
 func (l *loop) runFiller(ctx context.Context, f *filler, c *conn, q question, upTo int64) (done, end int64, err error) {
 	wait := newBackoff(20*time.Millisecond, time.Second)
-	for deadline := time.Now().Add(fillPatience); ; {
-		if err = nil; f.producerID < 0 {
-			// Once the new epoch is there, what the one before had begun is over: the log's end says how much is missing.
-			end, err = 0, l.openFiller(ctx, f)
-		}
-		if err == nil && end == 0 {
-			end, err = awaitLogEnd(ctx, c, q, 0)
-		}
-		if err == nil && end >= upTo {
-			break
-		}
-		if err == nil {
-			err = l.runOnce(ctx, f, q)
-		}
-		if err == nil {
-			done, end = done+1, end+1
-			deadline = time.Now().Add(fillPatience)
+	patience := cmp.Or(l.opts.FillPatience, fillPatience)
+	for deadline := time.Now().Add(patience); ; {
+		var ran bool
+		if end, ran, err = l.fillStep(ctx, deadline, f, c, q, end, upTo); ran {
+			done++
+			deadline = time.Now().Add(patience)
 			wait.reset()
 			continue
 		}
+		if err == nil {
+			break
+		}
 		f.producerID = -1 // whether the last one counts isn't known: begin anew
-		if hopeless := errors.Is(err, kerr.TransactionalIDAuthorizationFailed) || errors.Is(err, kerr.UnsupportedVersion); hopeless || time.Now().After(deadline) || ctx.Err() != nil {
+		switch {
+		case errors.Is(err, kerr.TransactionalIDAuthorizationFailed), errors.Is(err, kerr.UnsupportedVersion), ctx.Err() != nil:
 			return done, 0, err
+		case time.Now().After(deadline):
+			return done, 0, fmt.Errorf("nothing was filled for %s: %w", patience, err)
 		}
 		sleep(ctx, wait.next())
 	}
-	end, err = awaitLogEnd(ctx, c, q, upTo)
+	end, err = awaitLogEnd(ctx, c, q, upTo, patience)
 	return done, end, err
 }
 
+// fillStep runs one empty transaction, unless the mirror's log ends at upTo, and returns where it ends then. end is where it ended before, 0: not known.
+func (l *loop) fillStep(ctx context.Context, deadline time.Time, f *filler, c *conn, q question, end, upTo int64) (now int64, ran bool, err error) {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if f.producerID < 0 {
+		// Once the new epoch is there, what the one before had begun is over: the log's end says how much is missing.
+		end = 0
+		if err := l.openFiller(ctx, f); err != nil {
+			return 0, false, err
+		}
+	}
+	if end == 0 {
+		if end, err = awaitLogEnd(ctx, c, q, 0, 0); err != nil {
+			return 0, false, err
+		}
+	}
+	if end >= upTo {
+		return end, false, nil
+	}
+	if err := l.runOnce(ctx, f, q); err != nil {
+		return 0, false, err
+	}
+	return end + 1, true, nil
+}
+
 // openFiller opens a new epoch.
-func (l *loop) openFiller(ctx context.Context, f *filler) error {
-	addresses, err := l.findCoordinators(ctx, []string{f.id})
-	if err != nil {
+func (l *loop) openFiller(ctx context.Context, f *filler) (err error) {
+	if f.address, err = l.findCoordinator(ctx, f.id); err != nil {
 		return err
 	}
-	f.address = addresses[f.id]
 	c, err := l.coordinators.to(ctx, l, f.address)
 	if err != nil {
 		return err
@@ -219,9 +280,9 @@ func (l *loop) runOnce(ctx context.Context, f *filler, q question) error {
 }
 
 // awaitLogEnd waits until the markers of what was aborted are in the log, and returns its end.
-func awaitLogEnd(ctx context.Context, c *conn, q question, wanted int64) (end int64, err error) {
+func awaitLogEnd(ctx context.Context, c *conn, q question, wanted int64, patience time.Duration) (end int64, err error) {
 	wait := newBackoff(2*time.Millisecond, 200*time.Millisecond)
-	for deadline := time.Now().Add(fillPatience); ; sleep(ctx, wait.next()) {
+	for deadline := time.Now().Add(patience); ; sleep(ctx, wait.next()) {
 		answers := make([]answer, 1)
 		err := (&resolver{conn: c}).listOffsets(ctx, []question{q}, answers, latestOffset, -2, func(_ *answer, offset int64) { end = offset })
 		if err = errors.Join(err, answers[0].err); err != nil || end >= wanted {

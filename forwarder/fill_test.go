@@ -1,9 +1,17 @@
 package forwarder_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"kmirror/forwarder"
 	"kmirror/internal/scripted"
@@ -87,6 +95,52 @@ func TestWhatIsFilled(t *testing.T) {
 			}
 			if fillers != c.fillers {
 				t.Errorf("%d fillers on the mirror, want %d", fillers, c.fillers)
+			}
+		})
+	}
+}
+
+// A coordinator that is busy with an ID for ever, or says nothing, ends filling when the patience is over, long before timing.fill is, and the log says why
+// (fill.go: fillStep's deadline).
+func TestALastinglyBusyCoordinatorEndsFilling(t *testing.T) {
+	for name, c := range map[string]struct {
+		key    int16
+		action func() scripted.Action
+		want   error
+	}{
+		"busy":      {addPartitionsToTxnKey, func() scripted.Action { return scripted.Fail(kerr.ConcurrentTransactions) }, kerr.ConcurrentTransactions},
+		"no answer": {initProducerIDKey, scripted.HoldForever, context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, scripted.Options{})
+			r.source.Append("orders", 0, scripted.Batch{ProducerID: 5, Attributes: protocol.AttrTransactional, Values: []string{"a"}})
+			r.source.AppendMarker("orders", 0, 5, 0, true)
+			r.write(0, "b")
+			r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+				if req.Key == c.key {
+					if init, ok := req.Body.(*kmsg.InitProducerIDRequest); !ok || init.TransactionalID != nil {
+						return c.action()
+					}
+				}
+				return scripted.Pass()
+			})
+			core, logs := observer.New(zap.InfoLevel)
+			f, _ := r.start(func(o *forwarder.Options) {
+				o.FillTime, o.FillPatience, o.Logger = time.Hour, 300*time.Millisecond, zap.New(core)
+			})
+			r.wantAll(f, "a b")
+			said := logs.FilterMessage("offsets on the mirror are not the source's from here on").All()
+			if len(said) != 1 {
+				t.Fatalf("the log says %d times that offsets shift, want once", len(said))
+			}
+			var err error
+			for _, field := range said[0].Context {
+				if field.Key == "error" {
+					err, _ = field.Interface.(error)
+				}
+			}
+			if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), "nothing was filled for 300ms") {
+				t.Errorf("the log gives %v as the reason, want %v and how long", err, c.want)
 			}
 		})
 	}

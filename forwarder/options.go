@@ -52,6 +52,8 @@ type Options struct {
 
 	Offsets  OffsetPolicy
 	FillTime time.Duration // that a stream may spend on fillers before it reaches the source log's end
+	// FillPatience is how long a filler is tried without success; 0: 15 s.
+	FillPatience time.Duration
 
 	SyncedSettings []string      // topic settings to be kept in step on the mirror; none: nothing is changed there
 	FixSettings    bool          // of mirror topics, where they alter or refuse data and one value mends it; else they are only named

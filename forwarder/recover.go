@@ -225,6 +225,8 @@ func (l *loop) resolveAll(ctx context.Context, c *conn, results []recovered) err
 		return l.lookUpRuns(ctx, results)
 	}
 	sleep(ctx, 2*time.Second) // W2
+	// Without waiting for markers anew: one that the first answer saw is in that leader's log below the end at which the second stops, since a leader loses what it has
+	// only with its epoch, which both answers check (R1). Where it wasn't there, the stream is put off already.
 	if answers, err = res.ask(ctx, questions); err != nil {
 		return err
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"sort"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -23,6 +25,8 @@ type OffsetMap struct {
 	start, end     int64                  // of the mirror's log, as of the opening
 	probed         map[int64]*mappedBatch // answers of batchFrom, so that many offsets cost little more than one; at most maxProbed
 	dense          map[int64]*numbering   // by producer ID
+	begun          map[fenceKey]int       // rank of a beginning, in the order of the mirror's log; a generation's has epoch 0
+	from           []int64                // by rank: the least source offset at which that beginning or a later one begins; not descending
 	fenced         map[fenceKey][]stretch // by base sequence
 }
 
@@ -41,8 +45,8 @@ type stretch struct {
 // MappedOffset is an offset on the other side.
 type MappedOffset struct {
 	Offset int64 `json:"offset"`
-	// Same says that the same record is there. Else there is none (a marker, a record that was compacted away, or of somebody else), and Offset is that of the
-	// first mirrored record behind it.
+	// Same says that the same record is there. Else there is none (a marker, a record that was compacted away, that the source lost when it truncated its log, or of somebody else),
+	// and Offset is that of the first mirrored record behind it.
 	Same bool `json:"same_record"`
 	// Beyond says that there is no such record either: Offset is where the next one will be, unless others write there.
 	Beyond bool `json:"beyond_the_end"`
@@ -52,6 +56,7 @@ type MappedOffset struct {
 type mappedBatch struct {
 	base, end int64
 	runs      []protocol.Run
+	rank      int // of its beginning
 }
 
 // OpenOffsetMap asks both clusters about a partition, which a kmirror of opts.Name mirrors. Of opts it takes Name, Source, Mirror, Rename and Repartition. mirrorPartition is
@@ -78,6 +83,7 @@ func OpenOffsetMap(ctx context.Context, opts Options, topic string, partition, m
 		return m, fmt.Errorf("source: %w", err)
 	}
 	registry := newRegistry(m.mirror, opts.Name, source.clusterID, "", 0, zap.NewNop())
+	registry.begun = map[identity][]begin{}
 	registry.segments.made.Store(true) // or there is nothing to read
 	registry.runs.made.Store(true)
 	mirrorTopic := renaming(opts.Rename).mirrorName(topic)
@@ -145,7 +151,23 @@ func (m *OffsetMap) know(registry *registry, id identity) error {
 		m.dense[n.producerID] = n
 		m.question.ours = append(m.question.ours, n.producerID)
 	}
+	begun := registry.beginnings(id)
+	m.begun, m.from = make(map[fenceKey]int, len(begun)), make([]int64, len(begun))
+	least := int64(math.MaxInt64)
+	for rank := len(begun) - 1; rank >= 0; rank-- {
+		b := &begun[rank]
+		least = min(least, b.source)
+		m.begun[fenceKey{b.producerID, b.epoch}], m.from[rank] = rank, least
+	}
 	return nil
+}
+
+// replacedFrom is the source offset from which on a later beginning appended anew what one of that rank had, after the source had truncated its log.
+func (m *OffsetMap) replacedFrom(rank int) int64 {
+	if rank+1 < len(m.from) {
+		return m.from[rank+1]
+	}
+	return math.MaxInt64
 }
 
 // readStretches reads the positions topic for the stream's fenced sessions.
@@ -190,56 +212,67 @@ func (m *OffsetMap) Close() {
 	}
 }
 
-// ToMirror returns where on the mirror the record at a source offset is, or the first one behind it.
+// ToMirror returns where on the mirror the record at a source offset is, or the first one behind it. Of records that had the same source offset, since the source truncated its log, it's
+// the last, which the source has.
 func (m *OffsetMap) ToMirror(ctx context.Context, source int64) (MappedOffset, error) {
-	// Invariant: all of ours below from is of source offsets below source; at to or behind it is the answer, or nothing.
+	// What begins later is all behind source; what began earlier and isn't below it was appended anew.
+	rank := max(0, sort.Search(len(m.from), func(i int) bool { return m.from[i] > source })-1)
+	for {
+		b, err := m.firstFrom(ctx, rank, source)
+		if err != nil || b == nil {
+			return MappedOffset{Offset: m.end, Beyond: true}, err
+		}
+		at := b.base
+		for _, run := range b.runs {
+			if first := max(source, run.Source); first < min(run.Source+run.Count, m.replacedFrom(b.rank)) {
+				return MappedOffset{Offset: at + first - run.Source, Same: first == source}, nil
+			}
+			at += run.Count
+		}
+		rank = b.rank + 1
+	}
+}
+
+// firstFrom returns the first batch of beginnings from rank on that isn't below a source offset in that of rank, nil if there is none.
+func (m *OffsetMap) firstFrom(ctx context.Context, rank int, source int64) (*mappedBatch, error) {
+	// Invariant: all of ours below from is of earlier beginnings or source offsets below source; at to or behind it is the answer, or nothing.
 	from, to := m.start, m.end
 	for from < to {
 		middle := from + (to-from)/2
 		b, err := m.batchFrom(ctx, middle)
 		if err != nil {
-			return MappedOffset{}, err
+			return nil, err
 		}
-		if b != nil && b.lastSource() < source {
+		if b != nil && (b.rank < rank || b.rank == rank && b.lastSource() < source) {
 			from = min(b.end, to)
 		} else {
 			to = middle
 		}
 	}
-	b, err := m.batchFrom(ctx, from)
-	if err != nil || b == nil {
-		return MappedOffset{Offset: m.end, Beyond: true}, err
-	}
-	at := b.base
-	for _, run := range b.runs {
-		if source < run.Source+run.Count {
-			return MappedOffset{Offset: at + max(0, source-run.Source), Same: source >= run.Source}, nil
-		}
-		at += run.Count
-	}
-	return MappedOffset{Offset: m.end, Beyond: true}, nil
+	return m.batchFrom(ctx, from)
 }
 
-// ToSource returns which source offset the record at a mirror offset has, or the first one of ours behind it.
+// ToSource returns which source offset the record at a mirror offset has, or the first one of ours behind it that the source wasn't truncated to before.
 func (m *OffsetMap) ToSource(ctx context.Context, mirror int64) (MappedOffset, error) {
 	b, err := m.batchFrom(ctx, max(mirror, m.start))
+	for err == nil && b != nil {
+		at := b.base
+		for _, run := range b.runs {
+			first := run.Source + max(0, mirror-at)
+			if first < min(run.Source+run.Count, m.replacedFrom(b.rank)) {
+				return MappedOffset{Offset: first, Same: mirror >= at}, nil
+			}
+			at += run.Count
+		}
+		b, err = m.firstFrom(ctx, b.rank+1, 0) // what is left of this beginning is replaced too
+	}
 	if err != nil {
 		return MappedOffset{}, err
 	}
-	if b == nil {
-		return m.sourceEnd(ctx)
-	}
-	left := mirror - b.base
-	for _, run := range b.runs {
-		if left < run.Count {
-			return MappedOffset{Offset: run.Source + max(0, left), Same: left >= 0}, nil
-		}
-		left -= run.Count
-	}
-	return MappedOffset{}, fmt.Errorf("mirror offset %d isn't in its batch [%d, %d)", mirror, b.base, b.end)
+	return m.sourceEnd(ctx)
 }
 
-// sourceEnd is the source offset behind the last mirrored record.
+// sourceEnd is the source offset behind the last mirrored record that the source has.
 func (m *OffsetMap) sourceEnd(ctx context.Context) (MappedOffset, error) {
 	var last *mappedBatch
 	for at := m.start; ; at = last.end {
@@ -267,7 +300,7 @@ func (m *OffsetMap) sourceEnd(ctx context.Context) (MappedOffset, error) {
 	if last == nil {
 		return MappedOffset{Offset: m.birth(), Beyond: true}, nil
 	}
-	return MappedOffset{Offset: last.lastSource() + 1, Beyond: true}, nil
+	return MappedOffset{Offset: min(last.lastSource()+1, m.replacedFrom(last.rank)), Beyond: true}, nil
 }
 
 // birth is the source offset at which the stream's newest generation began.
@@ -322,11 +355,14 @@ func (m *OffsetMap) findBatch(ctx context.Context, offset int64) (found *mappedB
 func (m *OffsetMap) mapBatch(b protocol.Batch) (*mappedBatch, error) {
 	found := &mappedBatch{base: b.BaseOffset(), end: b.EndOffset()}
 	if n := m.dense[b.ProducerID()]; n != nil {
+		found.rank = m.begun[fenceKey{producerID: b.ProducerID()}]
 		found.runs = n.runs(positionOf(int32(b.ProducerEpoch()), b.BaseSequence()), offsetsOf(b))
 		return found, nil
 	}
+	key := fenceKey{b.ProducerID(), b.ProducerEpoch()}
+	found.rank = m.begun[key]
 	skip, left := int64(b.BaseSequence()), offsetsOf(b)
-	for _, s := range m.fenced[fenceKey{b.ProducerID(), b.ProducerEpoch()}] {
+	for _, s := range m.fenced[key] {
 		at := s.base
 		for _, run := range s.runs {
 			first, last := max(skip, at), min(skip+left, at+run.Count)

@@ -95,3 +95,61 @@ func TestOffsetMap(t *testing.T) {
 		r.checkOffsets(10)
 	})
 }
+
+// regrown mirrors what the source has, lets it truncate its log to end, and mirrors what it then takes in the same places.
+func (r *rig) regrown(end int64, count int, values ...string) {
+	r.t.Helper()
+	f, stop := r.start(nil)
+	waitCaughtUp(r.t, f)
+	stop()
+	r.source.UncleanElection("orders", 0, 1, end, true)
+	if len(values) > 0 {
+		r.write(0, values...)
+	}
+	f, stop = r.start(nil)
+	waitCaughtUp(r.t, f)
+	stop()
+	r.checkOffsets(count)
+}
+
+// Where the source truncated its log and topics.on_divergence is continue, two records on the mirror have the same source offset: the last is the one that the source has
+// (offsetmap.go: replacedFrom).
+func TestOffsetMapOfATruncatedSource(t *testing.T) {
+	t.Run("dense", func(t *testing.T) {
+		r := newRig(t, scripted.Options{})
+		r.write(0, "a", "b", "c", "d", "e", "f")
+		r.regrown(3, 5, "g", "h")
+		r.regrown(2, 5, "i", "j", "k")
+		r.regrown(4, 7, "l", "m", "n")
+		r.regrown(5, 5)
+	})
+	t.Run("markers", func(t *testing.T) {
+		r := newRig(t, scripted.Options{})
+		r.write(0, "a")
+		r.source.Append("orders", 0, scripted.Batch{ProducerID: 5, ProducerEpoch: 1, Attributes: protocol.AttrTransactional, Values: []string{"b", "c"}})
+		r.source.AppendMarker("orders", 0, 5, 1, true)
+		r.write(0, "d", "e")
+		r.regrown(4, 5, "f", "g")
+		r.regrown(1, 3, "h", "i")
+	})
+	t.Run("holes", func(t *testing.T) {
+		r := newRig(t, scripted.Options{})
+		r.compacted()
+		r.write(0, "y", "z")
+		f, stop := r.start(nil)
+		waitCaughtUp(t, f)
+		stop()
+		log := r.source.Log("orders", 0)
+		r.regrown(log[2].EndOffset(), len(r.sourceBelow(log[2].EndOffset()))+2, "p", "q")
+	})
+}
+
+// sourceBelow are the source's records below an offset.
+func (r *rig) sourceBelow(end int64) (values []string) {
+	for _, rec := range r.source.Records("orders", 0) {
+		if !rec.Control && !rec.Aborted && rec.Offset < end {
+			values = append(values, string(rec.Value))
+		}
+	}
+	return values
+}

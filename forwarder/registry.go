@@ -131,6 +131,16 @@ type registry struct {
 	latest  map[identity]int32   // identity of generation 0 -> highest generation seen
 	fencers map[identity][]int64 // identity of generation 0 -> the producer IDs of its fences
 	pairs   map[topicPair]*pairing
+	// begun are a stream's beginnings in force, in their order; nil where nobody asks for them, since those of a compacted topic are many.
+	begun map[identity][]begin
+}
+
+// begin is the birth of a generation, or the fence of a session: what is appended from there on is of source offsets from source on. Where the source truncated its log these aren't above
+// all that was appended before.
+type begin struct {
+	producerID int64
+	epoch      int16 // of a fence, 0: a generation
+	source     int64
 }
 
 func newRegistry(client *kgo.Client, name, source, writer string, rf int16, log *zap.Logger) *registry {
@@ -362,6 +372,7 @@ func (r *registry) insert(id identity, rec *segmentRecord) {
 		n = &numbering{generation: id.generation, producerID: id.producerID()}
 		r.known[id] = n
 		r.latest[first] = max(generation, id.generation)
+		r.began(first, begin{n.producerID, 0, rec.Source})
 	case n == nil, rec.Birth: // its birth was never written: nothing was appended by it; or the second birth
 		return
 	case rec.Fence != nil:
@@ -369,6 +380,7 @@ func (r *registry) insert(id identity, rec *segmentRecord) {
 			return
 		}
 		n.fence = rec.Fence.fence(rec.Source)
+		r.began(first, begin{n.fence.producerID, n.fence.epoch, rec.Source})
 		if !slices.Contains(r.fencers[first], n.fence.producerID) {
 			r.fencers[first] = append(r.fencers[first], n.fence.producerID)
 		}
@@ -377,6 +389,21 @@ func (r *registry) insert(id identity, rec *segmentRecord) {
 		return
 	}
 	n.segments = append(n.segments, segment{rec.Source, rec.Position})
+}
+
+// began is called with r.mu held.
+func (r *registry) began(first identity, b begin) {
+	if r.begun != nil {
+		r.begun[first] = append(r.begun[first], b)
+	}
+}
+
+// beginnings returns a stream's births and fences in force, in their order. id's generation is ignored.
+func (r *registry) beginnings(id identity) []begin {
+	id.generation = 0
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.begun[id])
 }
 
 // endsGeneration reports whether a birth of the next generation counts: there is no fence, or it was written under that one.

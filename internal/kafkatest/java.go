@@ -19,7 +19,12 @@ type JavaProgram struct {
 // CompileJava compiles every source in a folder. It skips the test where there is no compiler, and fails it on CI.
 func CompileJava(t testing.TB, sources string) JavaProgram {
 	t.Helper()
-	p := JavaProgram{inst: needKafka(t), classes: t.TempDir()}
+	return compileJava(t, needKafka(t), sources)
+}
+
+func compileJava(t testing.TB, inst installation, sources string) JavaProgram {
+	t.Helper()
+	p := JavaProgram{inst: inst, classes: t.TempDir()}
 	files, err := filepath.Glob(filepath.Join(sources, "*.java"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("kafkatest: no Java sources in %s: %v", sources, err)

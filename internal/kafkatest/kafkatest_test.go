@@ -13,7 +13,12 @@ import (
 func TestMain(m *testing.M) { Main(m) }
 
 // TestKafkaIsInstalled is run before all other tests by the Makefile, so that no other test's time goes into downloads.
-func TestKafkaIsInstalled(t *testing.T) { needKafka(t); needOld(t) }
+func TestKafkaIsInstalled(t *testing.T) {
+	needKafka(t)
+	for _, old := range OldKafkas {
+		old.need(t)
+	}
+}
 
 // produce writes n records with acks=all to partition 0 and returns their values.
 func produce(t *testing.T, c Cluster, topic, prefix string, n int) []string {

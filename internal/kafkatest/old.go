@@ -22,41 +22,67 @@ type OldCluster struct {
 	zk     *exec.Cmd
 }
 
-// oldInstalled is installed for Kafka 0.10.2.1.
-var oldInstalled = sync.OnceValues(func() (installation, error) {
-	today, err := installed()
-	if err != nil {
-		return installation{}, err
+// OldKafka is what an old Kafka takes: 0.10 for its broker and its clients, 1.0 and 2.0 for their Java clients alone.
+type OldKafka struct {
+	name    string // of the folder of its pom, and of its jars
+	install func() (installation, error)
+}
+
+// OldKafkas are the old versions that tests use, by name.
+var OldKafkas = map[string]OldKafka{
+	"0.10.2": newOldKafka("kafka-0.10"),
+	"1.0":    newOldKafka("kafka-clients-1.0"),
+	"2.0":    newOldKafka("kafka-clients-2.0"),
+}
+
+func newOldKafka(name string) OldKafka {
+	return OldKafka{name: name, install: sync.OnceValues(func() (installation, error) {
+		today, err := installed()
+		if err != nil {
+			return installation{}, err
+		}
+		root, err := repositoryRoot()
+		if err != nil {
+			return installation{}, err
+		}
+		dir := filepath.Join(root, ".cache", name)
+		unlock, err := lockFile(dir + ".lock")
+		if err != nil {
+			return installation{}, err
+		}
+		defer unlock()
+		if err := fetchJars(today.java, filepath.Join(root, "internal", "kafkatest", name, "pom.xml"), dir); err != nil {
+			return installation{}, err
+		}
+		return installation{java: today.java, jars: filepath.Join(dir, "*")}, nil
+	})}
+}
+
+// need is needKafka for an old Kafka.
+func (k OldKafka) need(t testing.TB) installation {
+	t.Helper()
+	needKafka(t)
+	inst, err := k.install()
+	switch {
+	case err == nil:
+	case errors.Is(err, errMissing) && os.Getenv("CI") == "":
+		t.Skipf("kafkatest: %s: %v", k.name, err)
+	default:
+		t.Fatalf("kafkatest: %s: %v", k.name, err)
 	}
-	root, err := repositoryRoot()
-	if err != nil {
-		return installation{}, err
-	}
-	dir := filepath.Join(root, ".cache", "kafka-0.10")
-	unlock, err := lockFile(dir + ".lock")
-	if err != nil {
-		return installation{}, err
-	}
-	defer unlock()
-	if err := fetchJars(today.java, filepath.Join(root, "internal", "kafkatest", "kafka-0.10", "pom.xml"), dir); err != nil {
-		return installation{}, err
-	}
-	return installation{java: today.java, jars: filepath.Join(dir, "*")}, nil
-})
+	return inst
+}
 
 // needOld is needKafka for Kafka 0.10.2.1.
 func needOld(t testing.TB) installation {
 	t.Helper()
-	needKafka(t)
-	inst, err := oldInstalled()
-	switch {
-	case err == nil:
-	case errors.Is(err, errMissing) && os.Getenv("CI") == "":
-		t.Skipf("kafkatest: Kafka 0.10.2.1: %v", err)
-	default:
-		t.Fatalf("kafkatest: Kafka 0.10.2.1: %v", err)
-	}
-	return inst
+	return OldKafkas["0.10.2"].need(t)
+}
+
+// CompileJava is CompileJava with an old Kafka's jars.
+func (k OldKafka) CompileJava(t testing.TB, sources string) JavaProgram {
+	t.Helper()
+	return compileJava(t, k.need(t), sources)
 }
 
 // Old starts a Kafka 0.10.2.1 for the length of the test.

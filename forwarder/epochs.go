@@ -202,6 +202,7 @@ func (l *loop) diverged(s *stream, err *divergedError) {
 	if !l.opts.StopOnDivergence {
 		s.askGen = generationAsk{why: afterDivergence, source: err.from}
 		s.lineage = lineage{epoch: -1}
+		s.sourceEnd = -1 // it only rises otherwise
 		return
 	}
 	l.stopStream(s, err, divergedRetry)

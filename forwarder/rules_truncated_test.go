@@ -7,11 +7,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kmirror/forwarder"
+	"kmirror/internal/kafkatest"
 	"kmirror/internal/scripted"
 	"kmirror/protocol"
 )
@@ -282,5 +284,24 @@ func TestN6RunsAreFoundOnceThePositionsTopicWasTruncated(t *testing.T) {
 	r.wantAll(f, "a b f g i l w x z zz")
 	if len(broken) == 0 {
 		t.Error("no fenced append lost its answer")
+	}
+}
+
+// T1: a source that truncated its log ends lower than before. Without letting go of the end that was seen (epochs.go: diverged), a partition that goes on seems to lag, by what doesn't
+// exist, until the source has grown past it.
+func TestT1TheTruncatedSourceEndsLower(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.write(0, "a", "b", "c", "d", "e", "f")
+	f := r.live()
+	r.source.UncleanElection("orders", 0, 1, 3, true)
+	kafkatest.Eventually(t, time.Minute, func() error {
+		if s := f.Status().Streams[0]; s.Next != 3 {
+			return fmt.Errorf("not behind the truncation yet: %+v", s)
+		}
+		return nil
+	})
+	waitCaughtUp(t, f)
+	if s := f.Status().Streams[0]; s.SourceEnd != 3 || s.LagRecords != 0 {
+		t.Errorf("the source ends at %d with a lag of %d, want 3 and 0", s.SourceEnd, s.LagRecords)
 	}
 }

@@ -14,6 +14,7 @@ import (
 )
 
 const (
+	metadataKey       = 3
 	initProducerIDKey = 22
 	endTxnKey         = 26
 )
@@ -241,4 +242,27 @@ func TestACoordinatorThatHangsHoldsUpItsStreamsAlone(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A mirror that doesn't tell of its topics holds up nothing that has its session: a new leader on the source is learnt of all the same (topics.go: startRefresh, which
+// doesn't wait for the mirror).
+func TestASilentMirrorDoesNotHideANewSourceLeader(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.source = scripted.New(t, scripted.Options{Brokers: 2})
+	r.source.CreateTopic("orders", 1)
+	r.write(0, "a")
+	f, _ := r.start(func(o *forwarder.Options) { o.NoOffers = true })
+	r.wantAll(f, "a")
+	asked := make(chan struct{}, 1000)
+	r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if req.Key == metadataKey {
+			asked <- struct{}{}
+			return scripted.HoldForever()
+		}
+		return scripted.Pass()
+	})
+	<-asked
+	r.source.MoveLeader("orders", 0, 2)
+	r.write(0, "b")
+	r.mirror.Await(t, "b", func() bool { return r.all() == "a b" })
 }

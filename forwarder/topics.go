@@ -21,7 +21,7 @@ import (
 // mirrorTimeout bounds one round of questions to the mirror or the source from beside the loop.
 const mirrorTimeout = 30 * time.Second
 
-// refresher asks both clusters for their topics and makes on the mirror what it lacks. It runs beside the loop, one at a time.
+// refresher asks both clusters for their topics and makes on the mirror what it lacks. It runs beside the loop, one at a time of each cluster.
 type refresher struct {
 	source, mirror *kgo.Client
 	selected       *atomic.Pointer[selector]
@@ -214,9 +214,14 @@ func (r *refresher) checkSettings(ctx context.Context, source *clusterView, foun
 	return nil
 }
 
+// expiryTimeout bounds the question to one broker, so that one that says nothing doesn't take a refresh's whole time.
+const expiryTimeout = 3 * time.Second
+
 // askExpiry reads how long the mirror's brokers remember a producer (F3), from the first that answers. Who may not ask gets 0.
 func (r *refresher) askExpiry(ctx context.Context, view *clusterView) time.Duration {
 	for id := range view.brokers {
+		ctx, cancel := context.WithTimeout(ctx, expiryTimeout)
+		defer cancel()
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		res := kmsg.NewDescribeConfigsRequestResource()
 		res.ResourceType, res.ResourceName = kmsg.ConfigResourceTypeBroker, strconv.Itoa(int(id))
@@ -337,53 +342,69 @@ func (r *refresher) grow(ctx context.Context, topics []*topicView, failed map[st
 	return nil
 }
 
-// refreshing is the state of the topic refresh: one at a time, sooner when asked.
+// refreshing is the state of the topic refresh: of each cluster one at a time, sooner when asked. The mirror's follows the source's, which doesn't wait for it:
+// while a mirror broker doesn't answer, streams still learn of their new leaders on the source.
 type refreshing struct {
 	running bool
 	wanted  bool
 	waiters []func()
+
+	mirrorRunning bool
+	next          *clusterView // the source's, for which the mirror is asked next; nil: none
+	nextWaiters   []func()
 }
 
 // refreshSoon asks both clusters for their topics again.
 func (l *loop) refreshSoon() { l.refreshing.wanted = true }
 
 func (l *loop) startRefresh() {
-	if !l.refreshing.wanted || l.refreshing.running || l.stopping {
+	r := &l.refreshing
+	if !r.wanted || r.running || l.stopping {
 		return
 	}
-	l.refreshing.wanted, l.refreshing.running = false, true
-	waiters := l.refreshing.waiters
-	l.refreshing.waiters = nil
+	r.wanted, r.running = false, true
+	waiters := r.waiters
+	r.waiters = nil
 	l.spawn(func(ctx context.Context) {
 		source, err := l.refresher.askSource(ctx)
-		known := make(chan *registry, 1)
 		l.inbox.call(func() {
 			l.sourceRefreshed(source, err)
-			known <- l.registry
-		})
-		if err == nil {
-			l.refreshMirror(ctx, source, known)
-		}
-		sleep(ctx, 200*time.Millisecond) // however often it is asked for
-		l.inbox.call(func() {
-			l.refreshing.running = false
-			for _, done := range waiters {
-				done()
+			if r.nextWaiters = append(r.nextWaiters, waiters...); err == nil {
+				r.next = source
 			}
+			l.startMirrorRefresh()
 		})
+		sleep(ctx, 200*time.Millisecond) // however often it is asked for
+		l.inbox.call(func() { r.running = false })
 	})
 }
 
-// refreshMirror is the mirror's half of a refresh. It runs beside the loop.
-func (l *loop) refreshMirror(ctx context.Context, source *clusterView, known <-chan *registry) {
-	select {
-	case registry := <-known:
-		if registry != nil { // nil: stopping
-			mirror, err := l.refresher.askMirror(ctx, source, registry)
-			l.inbox.call(func() { l.mirrorRefreshed(mirror, err) })
-		}
-	case <-ctx.Done():
+// startMirrorRefresh is the mirror's half of a refresh.
+func (l *loop) startMirrorRefresh() {
+	r := &l.refreshing
+	if r.mirrorRunning {
+		return
 	}
+	source, waiters, registry := r.next, r.nextWaiters, l.registry
+	r.next, r.nextWaiters = nil, nil
+	if source == nil || registry == nil || l.stopping {
+		for _, done := range waiters {
+			done()
+		}
+		return
+	}
+	r.mirrorRunning = true
+	l.spawn(func(ctx context.Context) {
+		mirror, err := l.refresher.askMirror(ctx, source, registry)
+		l.inbox.call(func() {
+			r.mirrorRunning = false
+			l.mirrorRefreshed(mirror, err)
+			for _, done := range waiters {
+				done()
+			}
+			l.startMirrorRefresh()
+		})
+	})
 }
 
 func (l *loop) sourceRefreshed(view *clusterView, err error) {

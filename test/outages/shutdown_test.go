@@ -39,6 +39,37 @@ func TestShutdownUnderLoad(t *testing.T) {
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
 }
 
+// TestRestartsUnderEightProducers: SIGTERM and kill -9 by turns while eight idempotent producers write. Every record is acknowledged, is on the source
+// once and on the mirror once, and each producer's records keep their order.
+func TestRestartsUnderEightProducers(t *testing.T) {
+	source, mirror := kafkatest.Shared(t)
+	topic := testbed.TopicName(t)
+	const partitions = 6
+	kafkatest.CreateTopic(t, source, topic, partitions, 1)
+	in := testbed.Start(t, source, mirror, "--topics", topic)
+	testbed.WaitLive(t, in, topic, partitions)
+	l := testbed.StartLedger(t, topic, testbed.LedgerOptions{Writers: 8, PerSecond: 8 * 2000, Size: 100, From: time.Now()}, in.Seeds())
+	for i := range 4 {
+		l.WaitAcks(8000)
+		if i%2 == 0 {
+			if code := in.Stop(); code != 0 {
+				t.Errorf("exit code after SIGTERM = %d, want 0", code)
+			}
+		} else {
+			in.Kill()
+		}
+		in.Start()
+	}
+	l.WaitAcks(8000)
+	l.Stop()
+	if written, acked := l.Written.Load(), l.Acks.Load(); written != acked {
+		t.Errorf("of %d records %d were acknowledged", written, acked)
+	}
+	in.WaitSettled(time.Now())
+	l.Check(source, mirror, kafkatest.SameOffsets())
+	l.WantOrder(source)
+}
+
 // wantCommitted fails unless the checkpoint on the source says exactly what the mirror holds; kmirror isn't running.
 func wantCommitted(t testing.TB, source, mirror kafkatest.Cluster, in *testbed.Instance, topic string) {
 	t.Helper()

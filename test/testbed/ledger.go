@@ -181,6 +181,29 @@ func (l *Ledger) Check(source, mirror kafkatest.Cluster, how ...kafkatest.Compar
 	kafkatest.WaitEqual(l.t, source, mirror, l.topic, time.Minute, how...)
 }
 
+// WantOrder fails unless each writer's records are in the order in which they were written, within each partition.
+func (l *Ledger) WantOrder(c kafkatest.Cluster) {
+	l.t.Helper()
+	if n := l.renumbered.Load(); n > 0 {
+		l.t.Logf("clients gave up their sequences %d times, and their order with them", n)
+		return
+	}
+	for p, records := range kafkatest.ReadTopic(l.t, c, l.topic) {
+		last := make(map[int]int) // number + 1, by writer
+		for _, r := range records {
+			var writer, number int
+			if _, err := fmt.Sscanf(string(r.Value), "writer %d number %d", &writer, &number); err != nil {
+				continue
+			}
+			if number < last[writer] {
+				l.t.Errorf("partition %d offset %d: writer %d's record %d comes after %d", p, r.Offset, writer, number, last[writer]-1)
+				return
+			}
+			last[writer] = number + 1
+		}
+	}
+}
+
 // checkLog counts what one cluster holds.
 func (l *Ledger) checkLog(c kafkatest.Cluster, name string) {
 	l.t.Helper()

@@ -50,10 +50,7 @@ func Shared(t testing.TB) (source, mirror *RealCluster) {
 	if err := shared.start(inst); err != nil {
 		t.Fatal(err)
 	}
-	if shared.newRound(t) {
-		removeTopics(t, shared.source)
-		removeTopics(t, shared.mirror)
-	}
+	shared.use(t)
 	t.Cleanup(func() {
 		shared.source.showLogs(t)
 		shared.mirror.showLogs(t)
@@ -74,8 +71,9 @@ func (p *sharedPair) start(inst installation) error {
 	return p.err
 }
 
-// newRound reports whether a test of this name was here before, in an earlier round.
-func (p *sharedPair) newRound(t testing.TB) bool {
+// use notes that t uses the clusters. It empties them first, while others wait, if a test of this name was here before, in an earlier round.
+func (p *sharedPair) use(t testing.TB) {
+	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was, ok := p.users[t.Name()]
@@ -84,7 +82,10 @@ func (p *sharedPair) newRound(t testing.TB) bool {
 		p.users = make(map[string]testing.TB)
 	}
 	p.users[t.Name()] = t
-	return again
+	if again {
+		removeTopics(t, p.source)
+		removeTopics(t, p.mirror)
+	}
 }
 
 // removeTopics deletes all topics but the brokers' own, and with them what groups committed on them.

@@ -134,6 +134,22 @@ public final class Tools {
         for (String protocol : List.of("classic", "consumer")) {
             tool("verifiable-consumer", "--topic", topic, "--group-id", prefix + protocol, "--group-protocol", protocol, "--max-messages", "20", "--verbose");
         }
+        tool("verifiable-share-consumer", "--topic", topic, "--group-id", prefix + "verifiedsharers", "--offset-reset-strategy", "earliest", "--max-messages", "20", "--verbose");
+        tool("topics", "--create", "--topic", prefix + "copied", "--replica-assignment", "2:3:1");
+        eventually("Leader: 2", "topics", "--describe", "--topic", prefix + "copied");
+        for (String[] mode : new String[][] {{}, {"--use-group-metadata", "--group-mode"}}) {
+            tool("transactional-message-copier", with(mode, "--input-topic", topic, "--input-partition", "0", "--output-topic", prefix + "copied", "--transaction-size", "6",
+                "--transactional-id", prefix + "copier" + mode.length, "--consumer-group", prefix + "copiers" + mode.length));
+        }
+        tool("console-consumer", "--topic", prefix + "copied", "--from-beginning", "--isolation-level", "read_committed", "--max-messages", "40", "--timeout-ms", "60000",
+            "--formatter-property", "print.offset=true");
+        tool("streams-reset", "--application-id", prefix + "classic", "--input-topics", topic, "--by-duration", "PT0S");
+        says("50 records sent", "producer-performance", "--topic", topic, "--num-records", "50", "--record-size", "100", "--throughput", "-1", "--transactional-id", prefix + "performer");
+        says(", 70, ", "consumer-performance", "--topic", topic, "--group", prefix + "performers", "--num-records", "70", "--timeout", "60000");
+        says(", 50, ", "share-consumer-performance", "--topic", topic, "--group", prefix + "verifiedsharers", "--num-records", "50", "--timeout", "60000");
+        says("Avg latency", "end-to-end-latency", prefix + "copied", "20", "all", "100");
+        eventually(prefix + "performers", "groups", "--list");
+        eventually("\"partition\":\"" + topic + "-0\"", "log-dirs", "--describe", "--topic-list", topic);
         tool("topics", "--create", "--topic", prefix + "compatible", "--replica-assignment", "1:2:3");
         eventually("Leader: 1", "topics", "--describe", "--topic", prefix + "compatible");
         tool("client-compatibility", "--topic", prefix + "compatible", "--num-cluster-nodes", "3", "--offsets-for-times-supported", "true", "--cluster-id-supported", "true",
@@ -165,9 +181,11 @@ public final class Tools {
     private static void show(String name, String[] args, String output) {
         StringJoiner lines = new StringJoiner("\n", title(name, args) + "\n", "");
         for (String line : output.split("\n")) {
-            boolean noise = line.isBlank() || line.startsWith("\tat ") || line.startsWith("\t... ") || line.contains("Tools$Exited") || line.equals("null")
+            boolean noise = line.isBlank() || line.startsWith("\tat ") || line.startsWith("\t... ") || line.contains("Tools$Exited") || line.contains("error Exited: null") || line.equals("null")
+                || line.contains("\"totalProcessed\":0,") // a copier may wait for its group's rebalance or not
                 || line.contains("\"partitions\":[]"); // a member of a new group may be told of none first
-            if (!noise) lines.add(line.replaceAll(" +", " ").stripTrailing().replaceAll("\\d{13}|(?<=Epoch: )\\d+", "TIME").replaceAll("(_throughput\":)[0-9.E]+", "$1RATE"));
+            if (!noise) lines.add(line.replaceAll(" +", " ").stripTrailing().replaceAll("\\d{13}|(?<=Epoch: )\\d+|(?<=\"time\":\")[^\"]*", "TIME").replaceAll("(_throughput\":)[0-9.E]+", "$1RATE")
+                .replaceAll("(acknowledged.*offsets\":)\\[[^\\]]*", "$1[UNORDERED"));
         }
         OUT.println(lines);
     }
@@ -182,6 +200,13 @@ public final class Tools {
         OUT.println(title(name, args) + " says at last: " + seen.contains(text));
     }
 
+    /** Runs a tool, of whose output full of times and rates one text counts. */
+    private void says(String text, String name, String... args) throws Exception {
+        String output = run(name, args);
+        if (!output.contains(text)) throw new IllegalStateException(title(name, args) + " doesn't say " + text + ":\n" + output);
+        OUT.println(title(name, args) + " says: " + text);
+    }
+
     /** Returns what a tool printed, and its exit code where that isn't 0. */
     private String run(String name, String... args) throws Exception {
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
@@ -190,8 +215,12 @@ public final class Tools {
         System.setErr(stream);
         firstExit = null;
         try {
-            String[] to = {"--bootstrap-server", bootstrap};
-            call(name, name.equals("cluster") ? with(to, args) : with(args, to)); // whose subcommand must come first
+            call(name, switch (name) {
+                case "cluster" -> with(new String[] {"--bootstrap-server", bootstrap}, args); // whose subcommand must come first
+                case "end-to-end-latency" -> with(args, bootstrap);
+                case "transactional-message-copier" -> with(args, "--broker-list", bootstrap);
+                default -> with(args, "--bootstrap-server", bootstrap);
+            });
         } catch (Exited e) {
             // firstExit has it
         }
@@ -233,5 +262,14 @@ public final class Tools {
         Map.entry("transactions", "org.apache.kafka.tools.TransactionsCommand"),
         Map.entry("verifiable-producer", "org.apache.kafka.tools.VerifiableProducer"),
         Map.entry("verifiable-consumer", "org.apache.kafka.tools.VerifiableConsumer"),
+        Map.entry("verifiable-share-consumer", "org.apache.kafka.tools.VerifiableShareConsumer"),
+        Map.entry("transactional-message-copier", "org.apache.kafka.tools.TransactionalMessageCopier"),
+        Map.entry("streams-reset", "org.apache.kafka.tools.StreamsResetter"),
+        Map.entry("producer-performance", "org.apache.kafka.tools.ProducerPerformance"),
+        Map.entry("consumer-performance", "org.apache.kafka.tools.ConsumerPerformance"),
+        Map.entry("share-consumer-performance", "org.apache.kafka.tools.ShareConsumerPerformance"),
+        Map.entry("end-to-end-latency", "org.apache.kafka.tools.EndToEndLatency"),
+        Map.entry("groups", "org.apache.kafka.tools.GroupsCommand"),
+        Map.entry("log-dirs", "org.apache.kafka.tools.LogDirsCommand"),
         Map.entry("client-compatibility", "org.apache.kafka.tools.ClientCompatibilityTest"));
 }

@@ -75,9 +75,6 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 	if err != nil {
 		return verify.Report{}, err
 	}
-	if settings.Topics.Partitions == "repartition" {
-		return verify.Report{}, fmt.Errorf("topics.partitions is repartition: partitions can't be compared one by one")
-	}
 	include, exclude, err := settings.Topics.Patterns()
 	if err != nil {
 		return verify.Report{}, err
@@ -99,6 +96,7 @@ func verifyClusters(cmd *cobra.Command) (verify.Report, error) {
 		Topics:       func(name string) bool { return matchesAny(include, name) && !matchesAny(exclude, name) },
 		Rename:       settings.Topics.Rename,
 		Segments:     "__kmirror." + settings.Name + ".segments",
+		Repartition:  settings.Topics.Partitions == "repartition",
 		FromEarliest: settings.Topics.Start == "earliest",
 		Patience:     patience, Parallel: parallel,
 	})
@@ -132,7 +130,11 @@ func printReport(w io.Writer, report verify.Report) error {
 		case p.Compared == 0:
 			offsets = ""
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t[%d, %d)\t[%d, %d)\t%s\t%s\n", p.Topic, p.Partition, p.Result,
+		partition := fmt.Sprint(p.Partition)
+		if report.Repartitioned {
+			partition = fmt.Sprintf("%d to %d", p.Partition, p.MirrorPartition)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t[%d, %d)\t[%d, %d)\t%s\t%s\n", p.Topic, partition, p.Result,
 			p.Source.Start, p.Source.End, p.Mirror.Start, p.Mirror.End, offsets, p.Summary())
 	}
 	if err := table.Flush(); err != nil {

@@ -30,7 +30,8 @@ type cluster struct {
 	topicIDs map[string][16]byte
 	logs     map[partitionKey]logState // asked once, at the start
 
-	ours func(producerID int64) bool // of the mirror: whether it is one of kmirror's
+	ours   func(producerID int64) bool // of the mirror: whether it is one of kmirror's
+	fenced map[int64]partitionKey      // the source partitions that fenced producer IDs copy
 
 	unpacking sync.Mutex // held by the one partition that unpacks more than answerBudget
 

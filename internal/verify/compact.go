@@ -43,7 +43,7 @@ type lastRecord struct {
 
 type keyState struct {
 	source, mirror lastRecord
-	changed        bool // behind the cut
+	changed        bool // behind the cut, or of several source partitions
 }
 
 // keyMap holds the keys whose hash is in [from, to].
@@ -125,7 +125,7 @@ func (m *keyMap) outOfOrder() (a, b *keyState) {
 
 // runCompacted compares the sides of a topic of which at least one is compacted.
 func (c *comparison) runCompacted(ctx context.Context, sourceCompacted, mirrorCompacted bool) error {
-	*c.p = Partition{Topic: c.p.Topic, Partition: c.p.Partition, Source: c.p.Source, Mirror: c.p.Mirror, Compacted: true}
+	*c.p = Partition{Topic: c.p.Topic, Partition: c.p.Partition, MirrorPartition: c.p.MirrorPartition, Source: c.p.Source, Mirror: c.p.Mirror, Compacted: true}
 	c.sum = newDigest()
 	limit := c.opts.Keys
 	if limit <= 0 {
@@ -176,6 +176,11 @@ func (c *comparison) compareKeys(ctx context.Context, m *keyMap) error {
 		}
 	}); err != nil {
 		return fmt.Errorf("source: %w", err)
+	}
+	c.mirror.other = func(r *kgo.Record) { // compaction keeps the last record of a key whatever source partition it came from
+		if s := m.state(r, false); s != nil {
+			s.changed = true
+		}
 	}
 	rising := positionCheck{}
 	best, since := int64(math.MaxInt64), time.Now()

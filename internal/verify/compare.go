@@ -72,7 +72,7 @@ func (c *comparison) runAgain(ctx context.Context) (err error) {
 // begin asks for the logs' starts again and lets the comparison begin there.
 func (c *comparison) begin(ctx context.Context) (err error) {
 	p := c.p
-	*p = Partition{Topic: p.Topic, Partition: p.Partition, Source: p.Source, Mirror: p.Mirror}
+	*p = Partition{Topic: p.Topic, Partition: p.Partition, MirrorPartition: p.MirrorPartition, Source: p.Source, Mirror: p.Mirror}
 	if p.Source.Start, err = c.source.cluster.startOffset(ctx, c.source.key); err != nil {
 		return fmt.Errorf("source: %w", err)
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 )
 
-// readFences learns the producer IDs that brokers gave to kmirror's fenced sessions (compacted topics). Nothing else in the topic is believed.
+// readFences learns the producer IDs that brokers gave to kmirror's fenced sessions (compacted or repartitioned topics), and which source partition each
+// copies. Nothing else in the topic is believed.
 func (c *cluster) readFences(ctx context.Context, segments string) error {
 	if segments == "" {
 		return nil
@@ -20,7 +21,7 @@ func (c *cluster) readFences(ctx context.Context, segments string) error {
 	if err != nil {
 		return err
 	}
-	fenced := map[int64]bool{}
+	fenced := map[int64]partitionKey{}
 	for key, log := range at.logs {
 		if log.err != nil {
 			return log.err
@@ -28,12 +29,14 @@ func (c *cluster) readFences(ctx context.Context, segments string) error {
 		allowed := &allowance{lock: &at.unpacking}
 		err := drain(ctx, newReader(at, key, log.Range, nil, allowed), func(it *item) {
 			var record struct {
-				Fence *struct {
+				Topic     string `json:"topic"`
+				Partition int32  `json:"partition"`
+				Fence     *struct {
 					ProducerID int64 `json:"producer_id"`
 				} `json:"fence"`
 			}
 			if json.Unmarshal(it.record.Value, &record) == nil && record.Fence != nil {
-				fenced[record.Fence.ProducerID] = true
+				fenced[record.Fence.ProducerID] = partitionKey{record.Topic, record.Partition}
 			}
 		})
 		allowed.release()
@@ -41,6 +44,7 @@ func (c *cluster) readFences(ctx context.Context, segments string) error {
 			return err
 		}
 	}
-	c.ours = func(producerID int64) bool { return isOurs(producerID) || fenced[producerID] }
+	c.fenced = fenced
+	c.ours = func(producerID int64) bool { _, ok := fenced[producerID]; return ok || isOurs(producerID) }
 	return nil
 }

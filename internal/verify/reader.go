@@ -39,6 +39,8 @@ type reader struct {
 	cluster *cluster
 	key     partitionKey
 	ours    func(producerID int64) bool // nil: every record counts
+	share   func(*kgo.Record) bool      // of a repartitioned topic, else nil: which records are compared
+	other   func(*kgo.Record)           // nil, or told of those that aren't
 	first   int64                       // the log's start
 	next    int64                       // next offset to fetch
 	end     int64
@@ -53,7 +55,9 @@ func newReader(c *cluster, key partitionKey, log Range, ours func(int64) bool, a
 
 // clone returns a reader that begins anew at offset.
 func (r *reader) clone(offset int64) *reader {
-	return newReader(r.cluster, r.key, Range{Start: offset, End: r.end}, r.ours, r.allowed)
+	c := newReader(r.cluster, r.key, Range{Start: offset, End: r.end}, r.ours, r.allowed)
+	c.share = r.share
+	return c
 }
 
 // window returns up to n items without taking them; fewer only at the end.
@@ -175,6 +179,10 @@ func (r *reader) decode(answer *kmsg.FetchResponseTopicPartition) error {
 		case record.Offset >= r.end:
 		case r.ours != nil && !r.ours(record.ProducerID):
 			r.foreign++
+		case r.share != nil && !r.share(record):
+			if r.other != nil {
+				r.other(record)
+			}
 		default:
 			r.items = append(r.items, item{record, positions.of(record)})
 		}

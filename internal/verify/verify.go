@@ -51,6 +51,8 @@ type Options struct {
 	// Segments is kmirror's topic on the mirror that names the producer IDs of fenced sessions; "": there are none.
 	Segments string
 	Keys     int // of compacted topics that are held in memory at a time; 0: half a million
+	// Repartition says that each source partition is spread over all of the mirror's; see spread.go.
+	Repartition bool
 }
 
 // Range is [Start, End) of a log: its first offset and its last stable offset.
@@ -63,11 +65,13 @@ type Range struct {
 type Partition struct {
 	Topic     string `json:"topic"`
 	Partition int32  `json:"partition"`
-	Result    Result `json:"result"`
-	Reason    string `json:"reason,omitempty"`
-	Source    Range  `json:"source"`
-	Mirror    Range  `json:"mirror"`
-	Compared  int64  `json:"compared"`
+	// MirrorPartition is the same but where the topic is repartitioned: the entry is then about what one gives to the other.
+	MirrorPartition int32  `json:"mirror_partition"`
+	Result          Result `json:"result"`
+	Reason          string `json:"reason,omitempty"`
+	Source          Range  `json:"source"`
+	Mirror          Range  `json:"mirror"`
+	Compared        int64  `json:"compared"`
 	// NotMirrored counts the source offsets before the first record of the mirror's copy.
 	NotMirrored int64 `json:"not_mirrored"`
 	// OnlyMirror counts records of kmirror from before the source's log start.
@@ -75,7 +79,7 @@ type Partition struct {
 	Foreign     int64 `json:"foreign"` // records of others on the mirror
 	SameOffsets bool  `json:"same_offsets"`
 	// Compacted says that the last record of each key was compared, since compaction took others. Keys counts the keys that have one, Changed
-	// those that were left out because the source wrote them again meanwhile.
+	// those that were left out because the source wrote them again meanwhile, or from another partition.
 	Compacted  bool        `json:"compacted,omitempty"`
 	Keys       int64       `json:"keys,omitempty"`
 	Changed    int64       `json:"changed,omitempty"`
@@ -93,8 +97,10 @@ type Difference struct {
 
 // Report is what Run found, by topic and partition.
 type Report struct {
-	Result     Result      `json:"result"`
-	Partitions []Partition `json:"partitions"`
+	Result Result `json:"result"`
+	// Repartitioned says that there is an entry for each pair of a source and a mirror partition.
+	Repartitioned bool        `json:"repartitioned,omitempty"`
+	Partitions    []Partition `json:"partitions"`
 }
 
 var errNoTopic = errors.New("the source has none of the topics")
@@ -120,9 +126,11 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	if len(source.logs) == 0 {
 		return Report{Result: Unknown}, errNoTopic
 	}
-	var report Report
+	report := Report{Repartitioned: opts.Repartition}
 	for _, key := range source.partitions() {
-		report.Partitions = append(report.Partitions, Partition{Topic: key.topic, Partition: key.partition})
+		for _, to := range opts.targets(key, mirror) {
+			report.Partitions = append(report.Partitions, Partition{Topic: key.topic, Partition: key.partition, MirrorPartition: to})
+		}
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(max(opts.Parallel, 1))
@@ -154,7 +162,7 @@ func overall(partitions []Partition) Result {
 // comparePartition fills in p.
 func comparePartition(ctx context.Context, opts Options, source, mirror *cluster, p *Partition) {
 	key := partitionKey{p.Topic, p.Partition}
-	mirrorKey := partitionKey{opts.mirrorName(p.Topic), p.Partition}
+	mirrorKey := partitionKey{opts.mirrorName(p.Topic), p.MirrorPartition}
 	from, to := source.logs[key], mirror.logs[mirrorKey]
 	p.Source, p.Mirror = from.Range, to.Range
 	switch {
@@ -175,6 +183,10 @@ func comparePartition(ctx context.Context, opts Options, source, mirror *cluster
 		p: p, opts: opts,
 		source: newReader(source, key, from.Range, nil, allowance),
 		mirror: newReader(mirror, mirrorKey, to.Range, mirror.ours, allowance),
+	}
+	if opts.Repartition {
+		c.source.share = keptBy(key, p.MirrorPartition, mirror.partitionCount(mirrorKey.topic))
+		c.mirror.share = mirror.copiedFrom(key)
 	}
 	err := c.runAgain(ctx)
 	c.finish()

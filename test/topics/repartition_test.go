@@ -81,6 +81,10 @@ func TestRepartitionedTopic(t *testing.T) {
 		t.Errorf("the mirror holds %d records of %d", seen, len(place))
 	}
 	wantMapped(t, in, source, mirror, topic, asked)
+	args := []string{"verify", "--source", strings.Join(source.Seeds(), ","), "--mirror", strings.Join(mirror.Seeds(), ","), "--topics", topic}
+	if code, out := testbed.Run(t, append(args, "--name", strings.TrimPrefix(in.Group(), "kmirror."), "--topics.partitions", "repartition")...); code != 0 || strings.Count(out, " to ") != from*to {
+		t.Errorf("kmirror verify exits with %d, want 0 and %d pairs:\n%s", code, from*to, out)
+	}
 }
 
 // wantMapped asks kmirror offsets for pairs source=mirror of source partition 1 and mirror partition 4.

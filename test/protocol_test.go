@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,10 +112,7 @@ func TestVersionsOfTomorrow(t *testing.T) {
 			t.Errorf("%s: the proxy offers [%d, %d], the broker [%d, %d]", kmsg.NameForKey(k.ApiKey), k.MinVersion, k.MaxVersion, b.MinVersion, b.MaxVersion)
 		}
 	}
-	if got, want := fmt.Sprint(through.SupportedFeatures, through.FinalizedFeatures, through.FinalizedFeaturesEpoch),
-		fmt.Sprint(direct.SupportedFeatures, direct.FinalizedFeatures, direct.FinalizedFeaturesEpoch); got != want {
-		t.Errorf("features through the proxy = %s, want the broker's %s", got, want)
-	}
+	wantFeatures(t, in, source)
 	wantServed(t, in, through)
 
 	if _, err := kadm.NewClient(testbed.NewWriter(t, in.Seeds(), "")).CreateTopic(t.Context(), 1, 1, nil, topic); err != nil {
@@ -122,6 +120,31 @@ func TestVersionsOfTomorrow(t *testing.T) {
 	}
 	testbed.Write(t, in.Seeds(), topic, "uncapped", 10, kgo.MaxVersions(nil))
 	kafkatest.WaitEqual(t, source, mirror, topic, 30*time.Second, kafkatest.SameOffsets())
+}
+
+// wantFeatures wants the broker's features through the proxy. Their order is any, and their epoch rises whenever the cluster learns something, so the
+// broker is asked before and after the proxy until it says the same.
+func wantFeatures(t *testing.T, in *testbed.Instance, source kafkatest.Cluster) {
+	t.Helper()
+	features := func(seeds []string) string {
+		r := dialRaw(t, seeds[0]).apiVersions(4)
+		slices.SortFunc(r.FinalizedFeatures, func(a, b kmsg.ApiVersionsResponseFinalizedFeature) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(r.SupportedFeatures, func(a, b kmsg.ApiVersionsResponseSupportedFeature) int { return strings.Compare(a.Name, b.Name) })
+		return fmt.Sprint(r.SupportedFeatures, r.FinalizedFeatures, r.FinalizedFeaturesEpoch)
+	}
+	for begun, before := time.Now(), features(source.Seeds()); ; {
+		got := features(in.Seeds())
+		after := features(source.Seeds())
+		if before == after {
+			if got != after {
+				t.Errorf("features through the proxy = %s, want the broker's %s", got, after)
+			}
+			return
+		}
+		if before = after; time.Since(begun) > time.Minute {
+			t.Fatalf("the broker's features change all the time, now they are %s", after)
+		}
+	}
 }
 
 // wantServed asks with every offered version of the requests whose answers name brokers: each must name the proxy.

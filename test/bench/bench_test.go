@@ -57,6 +57,7 @@ func TestBench(t *testing.T) {
 		{"idle", benchIdle},
 		{"connections", benchConnections},
 		{"verify", benchVerify},
+		{"compression", benchCompression},
 	}
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) { part.run(t, newWorld(t), r) })

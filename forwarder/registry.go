@@ -184,13 +184,16 @@ func (r *registry) readToEnd(ctx context.Context) error {
 func (r *registry) readAnew(ctx context.Context) error {
 	r.log.Warn("the segments topic lost its end, or a new leader wrote while it was read; reading it from its start", zap.String("topic", r.segments.topic))
 	fresh := newRegistry(r.segments.client, "", r.source, r.writer, 0, r.log)
+	if r.begun != nil {
+		fresh.begun = map[identity][]begin{}
+	}
 	next, err := r.segments.read(ctx, fresh.position, fresh.apply)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.known, r.latest, r.fencers, r.pairs = fresh.known, fresh.latest, fresh.fencers, fresh.pairs
+	r.known, r.latest, r.fencers, r.pairs, r.begun = fresh.known, fresh.latest, fresh.fencers, fresh.pairs, fresh.begun
 	r.position = next
 	return nil
 }

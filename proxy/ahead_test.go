@@ -196,7 +196,7 @@ func TestAFrameThatStopsMidwayTimesOut(t *testing.T) {
 		if kept {
 			err = func(n int) error { return p.streamKept(make([]byte, n), new(atomic.Uint64), 7) }
 		}
-		if err := err(maxPeek + 1); !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err := err(4 * spliceMin); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("kept %v: %v, want a deadline exceeded", kept, err)
 		}
 	}

@@ -146,7 +146,7 @@ type Status struct {
 	Member   bool           `json:"member"` // the group membership is confirmed
 	SourceID string         `json:"source_cluster_id"`
 	MirrorID string         `json:"mirror_cluster_id"`
-	CaughtUp bool           `json:"caught_up"`        // every topic known, every own stream at lag 0 as of a look at the source after the question
+	CaughtUp bool           `json:"caught_up"`        // every topic known, every own stream, its place on the mirror read, at lag 0 as of a look at the source after the question
 	Topics   []TopicStatus  `json:"topics,omitempty"` // with something wrong
 	Streams  []StreamStatus `json:"streams"`          // the partitions that this instance owns, by topic and partition
 }

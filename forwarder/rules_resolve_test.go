@@ -540,3 +540,31 @@ func TestT1FirstRecordOfATopicMadeAgain(t *testing.T) {
 		t.Errorf("the mirror holds %q, want a once", got)
 	}
 }
+
+// The checkpoint says what the mirror had when it was written. Without the question what it has (status.go: fillStatus's acked), an instance that hasn't read that yet is caught up.
+func TestTheCheckpointAloneIsNotCaughtUp(t *testing.T) {
+	r := newRig(t, scripted.Options{})
+	r.write(0, "a", "b", "c")
+	f, stop := r.start(nil)
+	r.equal(f)
+	stop()
+	answer := r.mirror.Intercept(func(req *scripted.Request) scripted.Action {
+		if req.Key == describeProducersKey {
+			return scripted.Fail(kerr.NotLeaderForPartition)
+		}
+		return scripted.Pass()
+	})
+	f, _ = r.start(nil)
+	r.mirror.Await(t, "a look at the source and at the checkpoint", func() bool {
+		if f.Look(t.Context()) != nil {
+			return false
+		}
+		s := f.Status()
+		if s.CaughtUp {
+			t.Fatalf("caught up before the mirror was read: %+v", s)
+		}
+		return len(s.Streams) == 1 && s.Streams[0].LagRecords == 0
+	})
+	answer()
+	r.equal(f)
+}

@@ -42,7 +42,7 @@ func (l *loop) fillStatus(status *Status) {
 	status.CaughtUp = status.Member && everyTopic && len(l.sourceView.brokers) > 0 && !l.sourceReach.failing && len(l.unmet) == 0 && len(l.streams) == l.wanted
 	for _, s := range l.streams {
 		x := s.status()
-		status.CaughtUp = status.CaughtUp && x.LagRecords == 0
+		status.CaughtUp = status.CaughtUp && x.LagRecords == 0 && s.acked >= 0 // the checkpoint says what the mirror had, not what it has
 		status.Streams = append(status.Streams, x)
 	}
 	for tp, why := range l.unmet {

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kmirror/internal/bufpool"
+	"kmirror/internal/sock"
 )
 
 const (
@@ -102,7 +103,7 @@ func dialNet(ctx context.Context, addr string, opts ClusterOptions) (net.Conn, e
 	if opts.Dial != nil {
 		return opts.Dial(ctx, "tcp", addr)
 	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	return new(sock.Dialer).DialContext(ctx, "tcp", addr)
 }
 
 // handshake runs before the two goroutines: request and answer in turn.
@@ -341,8 +342,7 @@ func (c *conn) write() {
 			for _, o := range batch {
 				pieces = append(pieces, o.pieces...)
 			}
-			rest := pieces // WriteTo consumes it
-			if _, err = rest.WriteTo(c.nc); err != nil {
+			if _, err = sock.WriteBuffers(c.nc, pieces); err != nil {
 				c.close(err)
 			}
 			clear(pieces)

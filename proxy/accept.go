@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kmirror/internal/sock"
 )
 
 func (s *Server) acceptBootstrap() {
@@ -62,6 +64,7 @@ func (s *Server) takeSlot() bool {
 
 // serveClient serves one client connection of the bootstrap listener (b nil) or a broker's.
 func (s *Server) serveClient(client net.Conn, b *broker) {
+	client = sock.Wrap(client)
 	defer func() {
 		s.mu.Lock()
 		s.slots--
@@ -74,7 +77,7 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	defer s.endConnecting(client)
 	keepAlive(client)
 	limitUnread(client, s.o.Limits.Unread, s.log)
-	if t, ok := client.(*net.TCPConn); ok {
+	if t, ok := client.(*sock.Conn); ok {
 		t.SetWriteBuffer(answerBuffer)
 	}
 	now := time.Now()
@@ -173,7 +176,7 @@ func (s *Server) dismiss(ip netip.Addr) {
 // reset makes the coming close a reset. Direct, a client would be refused by a broker that is down, and would try again; a plain end of a
 // connection before its first answer is what brokers do to a wrong login or protocol, and franz-go, for one, gives up on that.
 func reset(client net.Conn) {
-	if tcp, ok := client.(*net.TCPConn); ok {
+	if tcp, ok := client.(*sock.Conn); ok {
 		_ = tcp.SetLinger(0) // of a connection that is lost anyway
 	}
 }
@@ -224,7 +227,7 @@ const answerBuffer = 512 << 10
 
 // keepAlive finds peers that vanished without a word within about a minute.
 func keepAlive(c net.Conn) {
-	if t, ok := c.(*net.TCPConn); ok {
+	if t, ok := c.(*sock.Conn); ok {
 		t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 4})
 	}
 }

@@ -1,16 +1,10 @@
 package proxy
 
 import (
-	"errors"
-	"io"
-	"net"
-	"os"
 	"sync/atomic"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"kmirror/internal/bufpool"
+	"kmirror/internal/sock"
 )
 
 // Between two TCP sockets, a pipe whose last frame was large expects another large one: it looks at the beginning of the next frame without taking
@@ -63,38 +57,7 @@ func (p *pipe) look(b []byte) (int, error) {
 	if err := p.limitWait(); err != nil {
 		return 0, err
 	}
-	p.lookInto, p.rawN, p.rawErr = b, 0, nil
-	err := p.raw.Read(p.rawLook)
-	p.lookInto = nil
-	if err == nil {
-		err = p.rawErr
-	}
-	return p.rawN, err
-}
-
-// tryLook returns false if nothing is there yet; see syscall.RawConn.Read.
-func (p *pipe) tryLook(fd uintptr) (done bool) {
-	p.rawN, done, p.rawErr = receive(int(fd), p.lookInto, unix.MSG_PEEK)
-	return done
-}
-
-// receive reads what there is from a socket that doesn't block. It returns false if nothing is there yet, and io.EOF at the stream's end.
-// unix.Recvfrom would allocate an address.
-func receive(fd int, b []byte, flags uintptr) (n int, done bool, err error) {
-	for {
-		r, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), flags, 0, 0)
-		switch {
-		case errno == unix.EINTR:
-			continue
-		case errno == unix.EAGAIN:
-			return 0, false, nil
-		case errno != 0:
-			return 0, true, os.NewSyscallError("recvfrom", errno)
-		case r == 0:
-			return 0, true, io.EOF
-		}
-		return int(r), true, nil
-	}
+	return p.socket.Peek(b)
 }
 
 // spliceKept is streamKept for a frame that is whole in the socket, as far as it has come.
@@ -117,41 +80,28 @@ func (p *pipe) spliceKept(keep []byte, whole *atomic.Uint64, seq uint64) error {
 	return nil
 }
 
-// spliceMost moves the next n bytes, and returns how many it left because so few are read and written.
+// spliceMost moves the next n bytes inside the kernel, and returns how many it left because so few are read and written.
 func (p *pipe) spliceMost(n int) (left int, err error) {
+	if n <= spliceMin {
+		return n, nil
+	}
+	k, err := sock.GetPipe()
+	if err != nil {
+		return n, nil // too many files are open: so these bytes are copied
+	}
+	defer k.Release()
 	for n > spliceMin {
-		m, err := p.splice(n)
-		if n -= m; err != nil && (m == 0 || !errors.Is(err, os.ErrDeadlineExceeded)) {
+		if err := p.limitWait(); err != nil {
 			return n, err
+		}
+		if _, err := k.Fill(p.socket, n); err != nil {
+			return n, midFrame(err)
+		}
+		m, err := k.Drain(p.direct)
+		p.count(m)
+		if n -= m; err != nil {
+			return n, &writeError{err}
 		}
 	}
 	return n, nil
-}
-
-// splice moves up to n bytes inside the kernel where it can (net.TCPConn.ReadFrom), and returns how many it moved. After os.ErrDeadlineExceeded, which
-// covers the writes too, the rest can be moved with a deadline of its own.
-func (p *pipe) splice(n int) (int, error) {
-	if err := p.limitWait(); err != nil {
-		return 0, err
-	}
-	p.limited = io.LimitedReader{R: p.from, N: int64(n)}
-	m, err := p.to.(*net.TCPConn).ReadFrom(&p.limited)
-	p.count(int(m))
-	switch {
-	case err == nil && m < int64(n):
-		err = io.ErrUnexpectedEOF
-	case err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && p.readable():
-		err = &writeError{err}
-	}
-	return int(m), err
-}
-
-// readable reports whether the socket that the pipe reads from is in order, for an error that doesn't say which of two sockets it is of.
-func (p *pipe) readable() (ok bool) {
-	var b [1]byte
-	err := p.raw.Control(func(fd uintptr) {
-		_, _, err := receive(int(fd), b[:], unix.MSG_PEEK)
-		ok = err == nil
-	})
-	return ok && err == nil
 }

@@ -88,7 +88,7 @@ func TestFramesOfAllSizesKeepTheirPlace(t *testing.T) {
 	if _, err := p.head(1); err != io.EOF {
 		t.Errorf("after the last frame: %v, want io.EOF", err)
 	}
-	p.to.(*net.TCPConn).CloseWrite()
+	p.direct.CloseWrite()
 	if got := <-done; !bytes.Equal(got, want) {
 		t.Errorf("the receiver got %d bytes, which aren't the %d that passed", len(got), len(want))
 	}
@@ -139,7 +139,7 @@ func TestAFrameThatEndsEarly(t *testing.T) {
 		if err := p.streamKept(make([]byte, 2*spliceMin), &whole, 7); err != io.ErrUnexpectedEOF || whole.Load() != 0 {
 			t.Errorf("a kept frame cut at %d: %v, whole %d, want io.ErrUnexpectedEOF and 0", cut, err, whole.Load())
 		}
-		p.to.(*net.TCPConn).CloseWrite()
+		p.direct.CloseWrite()
 		if got, _ := io.ReadAll(receiver); !bytes.Equal(got, sent) {
 			t.Errorf("the receiver got %d bytes, want the %d that came", len(got), len(sent))
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"kmirror/internal/sock"
 	"kmirror/protocol"
 )
 
@@ -36,7 +37,7 @@ func (s *Server) connectSource(c *conn, towards *broker) (net.Conn, error) {
 // watchBegin calls giveUp if the client ends its connection before its first request, or begins with what is none; until unwatch. What it reads
 // stays to be read. Behind TLS it sees nothing, where the handshake has seen to that.
 func (c *conn) watchBegin(giveUp func(error)) (unwatch func() error) {
-	tcp, ok := c.client.(*net.TCPConn)
+	tcp, ok := c.client.(*sock.Conn)
 	if !ok {
 		return func() error { return nil }
 	}
@@ -98,8 +99,9 @@ func (s *Server) dial(ctx context.Context, address string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	c = sock.Wrap(c)
 	keepAlive(c)
-	if t, ok := c.(*net.TCPConn); ok {
+	if t, ok := c.(*sock.Conn); ok {
 		t.SetReadBuffer(answerBuffer)
 	}
 	if s.o.SendProxyHeader > 0 {

@@ -9,6 +9,8 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"kmirror/internal/sock"
 )
 
 // Limits bound what client connections may take and how long. Zero means none, unless said otherwise.
@@ -90,7 +92,7 @@ func jittered(age time.Duration) time.Duration {
 
 // limitUnread lets the kernel end a connection whose peer takes nothing for too long.
 func limitUnread(client net.Conn, limit time.Duration, log *zap.Logger) {
-	tcp, ok := client.(*net.TCPConn)
+	tcp, ok := client.(*sock.Conn)
 	if !ok || limit <= 0 {
 		return
 	}

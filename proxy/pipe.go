@@ -7,12 +7,12 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kmirror/internal/bufpool"
+	"kmirror/internal/sock"
 )
 
 const (
@@ -44,17 +44,14 @@ type pipe struct {
 	buf             *bufpool.Buf
 	sent, next, end int
 
-	raw     syscall.RawConn // waits for bytes without a buffer; nil if from isn't a TCP socket
+	socket  *sock.Conn // from, if it is a TCP connection: waits for bytes without a buffer
 	rawRead func(fd uintptr) bool
 	rawN    int
 	rawErr  error
 
-	direct   bool // both ends are TCP sockets
-	large    bool // the next frame is looked at ahead
-	ahead    bool // what buf has is still in the socket
-	rawLook  func(fd uintptr) bool
-	lookInto []byte
-	limited  io.LimitedReader
+	direct *sock.Conn // to, if both ends are TCP connections
+	large  bool       // the next frame is looked at ahead
+	ahead  bool       // what buf has is still in the socket
 
 	timed bool // a read deadline is set
 
@@ -66,11 +63,9 @@ type pipe struct {
 
 func (p *pipe) init(from, to net.Conn, frameTimeout time.Duration, count func(int)) {
 	p.from, p.to, p.frameTimeout, p.count = from, to, frameTimeout, count
-	if c, ok := from.(*net.TCPConn); ok {
-		if raw, err := c.SyscallConn(); err == nil {
-			p.raw, p.rawRead, p.rawLook = raw, p.tryRead, p.tryLook
-			_, p.direct = to.(*net.TCPConn)
-		}
+	if c, ok := from.(*sock.Conn); ok {
+		p.socket, p.rawRead = c, p.tryRead
+		p.direct, _ = to.(*sock.Conn)
 	}
 }
 
@@ -132,7 +127,7 @@ func (e *writeError) Unwrap() error { return e.error }
 // stream lets the next n bytes go without looking at them.
 func (p *pipe) stream(n int) error {
 	p.leave()
-	p.large = p.direct && n > maxPeek
+	p.large = p.direct != nil && n > maxPeek
 	here := min(n, p.end-p.next)
 	p.pass(here)
 	if n -= here; n == 0 {
@@ -142,7 +137,7 @@ func (p *pipe) stream(n int) error {
 		return err
 	}
 	p.release()
-	if p.direct {
+	if p.direct != nil {
 		var err error
 		if n, err = p.spliceMost(n); n == 0 || err != nil {
 			return err
@@ -163,7 +158,7 @@ func (p *pipe) stream(n int) error {
 // streamKept lets the next len(keep) bytes go, writes all of them, and keeps them. It stores seq in whole once keep is filled,
 // which is before the last byte is written, so that who answers can read keep.
 func (p *pipe) streamKept(keep []byte, whole *atomic.Uint64, seq uint64) error {
-	p.large = p.direct
+	p.large = p.direct != nil
 	if p.leave() {
 		return p.spliceKept(keep, whole, seq)
 	}
@@ -268,9 +263,9 @@ func (p *pipe) beginIdle() error {
 }
 
 func (p *pipe) readIdle() error {
-	if p.raw != nil {
+	if p.socket != nil {
 		p.rawN, p.rawErr = 0, nil
-		if err := p.raw.Read(p.rawRead); err != nil {
+		if err := p.socket.AwaitRead(p.rawRead); err != nil {
 			return err
 		}
 		p.end = p.rawN
@@ -287,14 +282,14 @@ func (p *pipe) readIdle() error {
 	return nil
 }
 
-// tryRead reads into a fresh buffer, or returns false without one if nothing is there yet; see syscall.RawConn.Read.
+// tryRead reads into a fresh buffer, or returns false without one if nothing is there yet; see sock.Conn.AwaitRead.
 func (p *pipe) tryRead(fd uintptr) (done bool) {
-	size, flags := pipeBuffer, uintptr(0)
+	size, flags := pipeBuffer, 0
 	if p.large {
 		size, flags = headBuffer, unix.MSG_PEEK
 	}
 	p.buf = bufpool.Get(size)
-	p.rawN, done, p.rawErr = receive(int(fd), p.buf.B, flags)
+	p.rawN, done, p.rawErr = p.socket.TryReceive(fd, p.buf.B, flags)
 	p.ahead = p.large && p.rawN > 0
 	if p.rawN == 0 {
 		p.release()

@@ -6,6 +6,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"kmirror/internal/sock"
 )
 
 // pipeBetween returns a pipe and the far ends of its sockets.
@@ -26,7 +28,7 @@ func pipeBetween(t *testing.T, frameTimeout time.Duration) (p *pipe, sender, rec
 	from, sender := connect()
 	to, receiver := connect()
 	p = &pipe{}
-	p.init(from, to, frameTimeout, func(int) {})
+	p.init(sock.Wrap(from), sock.Wrap(to), frameTimeout, func(int) {})
 	return p, sender, receiver
 }
 

@@ -3,16 +3,19 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"syscall"
 	"time"
 
 	"github.com/pires/go-proxyproto"
+	"golang.org/x/sys/unix"
+
+	"kmirror/internal/sock"
 )
 
 // ProxyHeader says what becomes of PROXY protocol headers (HAProxy's, versions 1 and 2) at the begin of client connections.
@@ -96,34 +99,18 @@ func awaitByte(client net.Conn, timeout time.Duration) (byte, error) {
 
 // peekBytes waits for the first n bytes and leaves them there.
 func peekBytes(client net.Conn, n int) ([]byte, error) {
-	tcp, ok := client.(*net.TCPConn)
+	socket, ok := client.(*sock.Conn)
 	if !ok {
 		return nil, errors.New("not a TCP connection")
 	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
 	first := make([]byte, n)
-	var got int
 	var recvErr error
-	err = raw.Read(func(fd uintptr) bool {
-		for {
-			got, _, recvErr = syscall.Recvfrom(int(fd), first, syscall.MSG_PEEK)
-			if recvErr != syscall.EINTR {
-				return recvErr != syscall.EAGAIN && (recvErr != nil || got == 0 || got == n) // more bytes, or the end, wake it again
-			}
-		}
+	err := socket.AwaitRead(func(fd uintptr) bool {
+		got, done, err := socket.TryReceive(fd, first, unix.MSG_PEEK)
+		recvErr = err
+		return done && (err != nil || got == n) // more bytes, or the end, wake it again
 	})
-	switch {
-	case err != nil:
-		return nil, err
-	case recvErr != nil:
-		return nil, recvErr
-	case got == 0:
-		return nil, io.EOF
-	}
-	return first, nil
+	return first, cmp.Or(err, recvErr)
 }
 
 // readLine reads a header of version 1 byte by byte, since what follows it isn't to be touched.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/net/proxy"
 
+	"kmirror/internal/sock"
 	kproxy "kmirror/proxy"
 )
 
@@ -21,7 +22,7 @@ type dialFunc func(ctx context.Context, network, address string) (net.Conn, erro
 
 // newDial returns how brokers are reached: directly, or through the proxy that rawURL names.
 func newDial(rawURL string) (dialFunc, error) {
-	direct := &net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}
+	direct := &sock.Dialer{Dialer: net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}}
 	if rawURL == "" {
 		return direct.DialContext, nil
 	}
@@ -47,7 +48,7 @@ func newDial(rawURL string) (dialFunc, error) {
 
 // dialConnect asks an HTTP proxy for a tunnel (RFC 9110, CONNECT). A broker says nothing before it's asked, so no byte of the tunnel can stand behind the
 // proxy's answer.
-func dialConnect(ctx context.Context, direct *net.Dialer, u *url.URL, network, address string) (net.Conn, error) {
+func dialConnect(ctx context.Context, direct *sock.Dialer, u *url.URL, network, address string) (net.Conn, error) {
 	c, err := direct.DialContext(ctx, network, u.Host)
 	if err != nil {
 		return nil, fmt.Errorf("HTTP proxy: %w", err)

@@ -37,18 +37,19 @@ var mayImport = []struct {
 }{
 	{"protocol", nil},
 	{"config", nil},
-	{"proxy", []string{"protocol", "internal/bufpool"}},
-	{"forwarder", []string{"protocol", "internal/bufpool", "internal/unpack"}},
+	{"proxy", []string{"protocol", "internal/bufpool", "internal/sock"}},
+	{"forwarder", []string{"protocol", "internal/bufpool", "internal/sock", "internal/unpack"}},
 	{"internal/admin", nil},
 	{"internal/bufpool", nil},
 	{"internal/demo", nil},
 	{"internal/kafkatest", nil},
 	{"internal/lint", nil},
 	{"internal/scripted", []string{"protocol", "internal/scripted/"}},
+	{"internal/sock", nil},
 	{"internal/unpack", nil},
 	{"internal/verify", []string{"protocol", "internal/unpack"}},
 	{"internal", nil},
-	{"cmd", []string{"config", "proxy", "forwarder", "protocol", "internal/admin", "internal/verify", "internal/demo"}},
+	{"cmd", []string{"config", "proxy", "forwarder", "protocol", "internal/admin", "internal/sock", "internal/verify", "internal/demo"}},
 	{"test", []string{"protocol", "forwarder", "internal/kafkatest", "internal/verify", "test/"}}, // forwarder and verify for the types of the status and the report
 }
 

@@ -41,10 +41,7 @@ type transfer struct {
 	n     int
 	err   error
 	try   func(fd uintptr) (done bool) // see syscall.RawConn
-
-	tryAll  func(fd uintptr) (done bool)
-	rest    net.Buffers  // what wasn't written
-	vectors []unix.Iovec // of one call
+	many  *pieces                      // nil until WriteBuffers
 }
 
 // Wrap returns c as a *Conn if it is a *net.TCPConn, else c itself.

@@ -11,38 +11,48 @@ import (
 // maxPieces bounds the pieces of one system call (IOV_MAX).
 const maxPieces = 1024
 
-// WriteBuffers writes all pieces to c, to a Conn in as few calls as there can be (writev(2)). It consumes pieces, as net.Buffers' own WriteTo does.
-func WriteBuffers(c net.Conn, pieces net.Buffers) (int64, error) {
+// pieces is what WriteBuffers has a transfer write.
+type pieces struct {
+	t       *transfer
+	rest    net.Buffers  // what wasn't written
+	vectors []unix.Iovec // of one call
+	try     func(fd uintptr) (done bool)
+}
+
+// WriteBuffers writes all of b to c, to a Conn in as few calls as there can be (writev(2)). It consumes b, as net.Buffers' own WriteTo does.
+func WriteBuffers(c net.Conn, b net.Buffers) (int64, error) {
 	w, ok := c.(*Conn)
 	if !ok {
-		return pieces.WriteTo(c)
+		return b.WriteTo(c)
 	}
 	t := &w.out
 	t.Lock()
 	defer t.Unlock()
-	t.begin(nil, 0)
-	t.rest = pieces
-	if t.tryAll == nil {
-		t.tryAll = t.sendAll
+	if t.many == nil {
+		t.many = &pieces{t: t}
+		t.many.try = t.many.send
 	}
-	err := w.raw.Write(t.tryAll)
-	t.rest = nil
-	clear(t.vectors[:cap(t.vectors)])
+	p := t.many
+	t.begin(nil, 0)
+	p.rest = b
+	err := w.raw.Write(p.try)
+	p.rest = nil
+	clear(p.vectors[:cap(p.vectors)])
 	n, err := t.end(w, "write", err)
 	return int64(n), err
 }
 
-func (t *transfer) sendAll(fd uintptr) (done bool) {
-	for t.gather() {
-		n, errno := t.calls.do(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.vectors))), uintptr(len(t.vectors)), 0, 0, 0)
+func (p *pieces) send(fd uintptr) (done bool) {
+	for p.gather() {
+		n, errno := p.t.calls.do(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(p.vectors))), uintptr(len(p.vectors)), 0, 0, 0)
 		switch errno {
 		case 0:
-			t.n += n
-			t.consume(n)
+			p.t.n += n
+			p.consume(n)
 		case unix.EAGAIN:
 			return false
 		default:
-			t.err = os.NewSyscallError("writev", errno)
+			p.t.err = os.NewSyscallError("writev", errno)
 			return true
 		}
 	}
@@ -50,30 +60,30 @@ func (t *transfer) sendAll(fd uintptr) (done bool) {
 }
 
 // gather lists what the next call is to write; false if nothing is left.
-func (t *transfer) gather() bool {
-	t.vectors = t.vectors[:0]
+func (p *pieces) gather() bool {
+	p.vectors = p.vectors[:0]
 	size := 0
-	for _, b := range t.rest {
-		if len(t.vectors) == maxPieces || size >= maxCall {
+	for _, b := range p.rest {
+		if len(p.vectors) == maxPieces || size >= maxCall {
 			break
 		}
 		if len(b) > 0 {
 			v := unix.Iovec{Base: unsafe.SliceData(b)}
 			v.SetLen(len(b))
-			t.vectors = append(t.vectors, v)
+			p.vectors = append(p.vectors, v)
 			size += len(b)
 		}
 	}
-	return len(t.vectors) > 0
+	return len(p.vectors) > 0
 }
 
 // consume takes the first n bytes off the rest.
-func (t *transfer) consume(n int) {
+func (p *pieces) consume(n int) {
 	for n > 0 {
-		m := min(n, len(t.rest[0]))
-		t.rest[0] = t.rest[0][m:]
-		if n -= m; len(t.rest[0]) == 0 {
-			t.rest = t.rest[1:]
+		m := min(n, len(p.rest[0]))
+		p.rest[0] = p.rest[0][m:]
+		if n -= m; len(p.rest[0]) == 0 {
+			p.rest = p.rest[1:]
 		}
 	}
 }

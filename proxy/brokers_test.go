@@ -433,7 +433,7 @@ func TestTLSOnBothSides(t *testing.T) {
 	trust := &tls.Config{RootCAs: pool}
 	adm := lister{newClient(t, cluster.ListenAddrs()[0], kgo.DialTLSConfig(trust))}
 	sink := &recorder{}
-	s := start(t, Options{Seeds: cluster.ListenAddrs(), Brokers: adm, Sink: sink, UpstreamTLS: trust, DownstreamTLS: &tls.Config{Certificates: []tls.Certificate{cert}}})
+	s := start(t, Options{Seeds: cluster.ListenAddrs(), Brokers: adm, Sink: sink, UpstreamTLS: trust.Clone, DownstreamTLS: &tls.Config{Certificates: []tls.Certificate{cert}}})
 	eventually(t, "the proxy is ready", s.Ready)
 	client := newClient(t, s.Addr().String(), kgo.DialTLSConfig(trust), kgo.DefaultProduceTopic("orders"), kgo.ConsumeTopics("orders"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	ctx := testContext(t)

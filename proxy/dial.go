@@ -113,7 +113,7 @@ func (s *Server) dial(ctx context.Context, address string) (net.Conn, error) {
 	if s.o.UpstreamTLS == nil {
 		return c, nil
 	}
-	config := s.o.UpstreamTLS.Clone()
+	config := s.o.UpstreamTLS()
 	if config.ServerName == "" {
 		config.ServerName, _, _ = net.SplitHostPort(address)
 	}

@@ -25,7 +25,7 @@ type Options struct {
 	Seeds          []string // host:port of bootstrap brokers of the source cluster
 
 	Dial          func(ctx context.Context, network, address string) (net.Conn, error) // nil: TCP
-	UpstreamTLS   *tls.Config                                                          // nil: plaintext to brokers
+	UpstreamTLS   func() *tls.Config                                                   // of a new connection to a broker, its own; where it names no server, that is the host dialled; nil: plaintext
 	DownstreamTLS *tls.Config                                                          // nil: plaintext from clients
 
 	SNI         SNI         // one port for all brokers; needs DownstreamTLS

@@ -23,9 +23,9 @@ const dialTimeout = 5 * time.Second
 // cluster is how a cluster is reached.
 type cluster struct {
 	config config.Cluster
-	dial   dialFunc    // TCP
-	tls    *tls.Config // nil: plain connections
-	header int         // version of the PROXY protocol header that kmirror's own connections begin with; 0: none
+	dial   dialFunc           // TCP
+	tls    func() *tls.Config // of a new connection; nil: plain connections
+	header int                // version of the PROXY protocol header that kmirror's own connections begin with; 0: none
 }
 
 func newCluster(report *fileReports, c config.Cluster) (cluster, error) {
@@ -65,29 +65,32 @@ func clientOptions(clientID string, c forwarder.ClusterOptions) []kgo.Opt {
 	return opts
 }
 
-// clientTLS returns nil for a plain connection.
-func clientTLS(report *fileReports, c config.ClientTLS) (*tls.Config, error) {
+// clientTLS returns nil for plain connections, else what makes the configuration of a new one, of its own: with the certificate, key and authorities that
+// the files have then. crypto/tls checks the broker's certificate, with the ServerName that the caller sets where none is configured.
+func clientTLS(report *fileReports, c config.ClientTLS) (func() *tls.Config, error) {
 	if !c.Enabled {
 		return nil, nil
 	}
-	result := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
-	if c.CAFile != "" {
-		pool, err := newCertPool(report, c.CAFile)
-		if err != nil {
-			return nil, err
-		}
-		if !c.InsecureSkipVerify {
-			result.InsecureSkipVerify, result.VerifyConnection = true, verifyWith(pool)
-		}
-	}
+	base := &tls.Config{ServerName: c.ServerName, InsecureSkipVerify: c.InsecureSkipVerify, MinVersion: tls.VersionTLS12}
 	if c.CertFile != "" {
 		pair, err := newKeyPair(report, c.CertFile, c.KeyFile)
 		if err != nil {
 			return nil, err
 		}
-		result.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.current(), nil }
+		base.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.current(), nil }
 	}
-	return result, nil
+	if c.CAFile == "" {
+		return base.Clone, nil
+	}
+	pool, err := newCertPool(report, c.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	return func() *tls.Config {
+		result := base.Clone()
+		result.RootCAs = pool.current()
+		return result
+	}, nil
 }
 
 // serverTLS returns nil for plain listeners.

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
@@ -29,15 +30,18 @@ import (
 	"kmirror/internal/kafkatest"
 )
 
-// writePair writes a self-signed certificate for 127.0.0.1 and its key, and returns the certificate.
-func writePair(t *testing.T, certFile, keyFile, name string) *x509.Certificate {
+// writePair writes a self-signed certificate for addresses, 127.0.0.1 unless others are given, and its key, and returns the certificate.
+func writePair(t *testing.T, certFile, keyFile, name string, at ...net.IP) *x509.Certificate {
 	t.Helper()
+	if len(at) == 0 {
+		at = []net.IP{net.IPv4(127, 0, 0, 1)}
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name + ".example.com"}, IPAddresses: at,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
@@ -124,43 +128,124 @@ func observedLog() (*zap.Logger, *observer.ObservedLogs) {
 	return zap.New(core), logs
 }
 
-// TestAuthoritiesFollowTheirFile: a broker's and a client's certificate are checked against the authorities as they are now.
-func TestAuthoritiesFollowTheirFile(t *testing.T) {
-	dir := t.TempDir()
-	file := func(name string) string { return filepath.Join(dir, name) }
-	old := writePair(t, file("old.pem"), file("old-key.pem"), "old")
-	writePair(t, file("new.pem"), file("new-key.pem"), "new")
-	use := func(name string, at time.Time) {
-		b, err := os.ReadFile(file(name))
-		if err == nil {
-			err = os.WriteFile(file("ca.pem"), b, 0o600)
-		}
-		if err == nil {
-			err = os.Chtimes(file("ca.pem"), at, at)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	use("old.pem", time.Now())
-	pool, err := newCertPool(quietReports(), file("ca.pem"))
+// tlsServer serves handshakes with the certificate in a file, up to a version of TLS, and returns where.
+func tlsServer(t *testing.T, certFile, keyFile string, newest uint16) string {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	verify := verifyWith(pool)
-	shown := tls.ConnectionState{ServerName: "127.0.0.1", PeerCertificates: []*x509.Certificate{old}}
-	if err := verify(shown); err != nil {
-		t.Errorf("verify = %v, want the old authority's certificate taken", err)
+	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS10, MaxVersion: newest}
+	return serve(t, func(c net.Conn) { defer c.Close(); _ = tls.Server(c, config).Handshake() }) // how it ends is the client's to say
+}
+
+// TestBrokersCertificates: kmirror's own clients take a broker's certificate only from the authorities as they are now, and for the host that they dial, be it
+// a name or an address.
+func TestBrokersCertificates(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	server := func(name string, at ...net.IP) string {
+		writePair(t, file(name+".pem"), file(name+"-key.pem"), name, at...)
+		return tlsServer(t, file(name+".pem"), file(name+"-key.pem"), tls.VersionTLS13)
 	}
-	shown.ServerName = "127.0.0.2"
-	if err := verify(shown); err == nil {
-		t.Error("a certificate for another address is taken")
+	old, renewed, elsewhere := server("old"), server("new"), server("elsewhere", net.IPv4(127, 0, 0, 2), net.IPv6loopback)
+	made := time.Now()
+	use := func(names ...string) {
+		t.Helper()
+		var all []byte
+		for _, name := range names {
+			b, err := os.ReadFile(file(name + ".pem"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, b...)
+		}
+		made = made.Add(time.Minute)
+		if err := os.WriteFile(file("ca.pem"), all, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(file("ca.pem"), made, made); err != nil {
+			t.Fatal(err)
+		}
 	}
-	shown.ServerName = "127.0.0.1"
-	use("new.pem", time.Now().Add(time.Minute))
-	pool.checked = time.Time{}
-	if err := verify(shown); err == nil {
-		t.Error("a certificate of an authority that isn't in the file any more is taken")
+	dial := func(settings config.ClientTLS) func(string) error {
+		t.Helper()
+		settings.Enabled, settings.CAFile = true, file("ca.pem")
+		newConfig, err := clientTLS(quietReports(), settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect := withTLS((&net.Dialer{}).DialContext, newConfig)
+		return func(address string) error {
+			c, err := connect(t.Context(), "tcp", address)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}
+	}
+	use("old", "elsewhere")
+	byHost, named := dial(config.ClientTLS{}), dial(config.ClientTLS{ServerName: "elsewhere.example.com"})
+	refuses := func(what string, err error) {
+		t.Helper()
+		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); !ok {
+			t.Errorf("%s: %v, want the certificate refused", what, err)
+		}
+	}
+	if err := byHost(old); err != nil {
+		t.Errorf("a certificate for the address that is dialled: %v", err)
+	}
+	refuses("a certificate for other addresses", byHost(elsewhere))
+	refuses("a certificate of another authority", byHost(renewed))
+	if err := named(elsewhere); err != nil {
+		t.Errorf("a certificate for the name that the settings want: %v", err)
+	}
+	refuses("a certificate for another name than the settings want", named(old))
+	if err := dial(config.ClientTLS{InsecureSkipVerify: true})(renewed); err != nil {
+		t.Errorf("any certificate, where the settings say so: %v", err)
+	}
+	use("new")
+	byHost(old) // looks at the file at last when a second has passed
+	kafkatest.Eventually(t, 10*time.Second, func() error { return byHost(renewed) })
+	refuses("a certificate of an authority that isn't in the file any more", byHost(old))
+}
+
+// TestOldTLSIsRefused: kmirror speaks TLS 1.2 or later, to brokers and to clients.
+func TestOldTLSIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	certificate := writePair(t, certFile, keyFile, "kafka")
+	roots := x509.NewCertPool()
+	roots.AddCert(certificate)
+	newConfig, err := clientTLS(quietReports(), config.ClientTLS{Enabled: true, CAFile: certFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := serverTLS(quietReports(), config.ServerTLS{CertFile: certFile, KeyFile: keyFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := serve(t, func(c net.Conn) { defer c.Close(); _ = tls.Server(c, settings).Handshake() })
+	for version, served := range map[uint16]bool{tls.VersionTLS10: false, tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
+		for side, connect := range map[string]func() (net.Conn, error){
+			"a broker": func() (net.Conn, error) {
+				return withTLS((&net.Dialer{}).DialContext, newConfig)(t.Context(), "tcp", tlsServer(t, certFile, keyFile, version))
+			},
+			"a client": func() (net.Conn, error) {
+				return tls.Dial("tcp", own, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS10, MaxVersion: version})
+			},
+		} {
+			c, err := connect()
+			switch {
+			case err == nil:
+				c.Close()
+				if !served {
+					t.Errorf("%s of %s is served", side, tls.VersionName(version))
+				}
+			case served || !strings.Contains(err.Error(), "protocol version"):
+				t.Errorf("%s of %s: %v", side, tls.VersionName(version), err)
+			}
+		}
 	}
 }
 

@@ -114,9 +114,9 @@ func withHeader(dial dialFunc, version int) dialFunc {
 	}
 }
 
-// withTLS adds TLS to a dialFunc; the server's name is the host dialled unless config names another.
-func withTLS(dial dialFunc, config *tls.Config) dialFunc {
-	if config == nil {
+// withTLS adds TLS to a dialFunc; the server's name is the host dialled unless the configuration names another.
+func withTLS(dial dialFunc, newConfig func() *tls.Config) dialFunc {
+	if newConfig == nil {
 		return dial
 	}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -124,7 +124,7 @@ func withTLS(dial dialFunc, config *tls.Config) dialFunc {
 		if err != nil {
 			return nil, err
 		}
-		config := config.Clone()
+		config := newConfig()
 		if config.ServerName == "" {
 			if config.ServerName, _, err = net.SplitHostPort(address); err != nil {
 				c.Close()

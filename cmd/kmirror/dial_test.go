@@ -79,7 +79,7 @@ func TestDialIsBounded(t *testing.T) {
 	silent := serve(t, func(c net.Conn) { io.Copy(io.Discard, c); c.Close() })
 	for name, c := range map[string]cluster{
 		"SOCKS5": {dial: mustDial(t, "socks5://"+silent)}, "CONNECT": {dial: mustDial(t, "http://"+silent)},
-		"TLS": {dial: mustDial(t, ""), tls: &tls.Config{ServerName: "x"}},
+		"TLS": {dial: mustDial(t, ""), tls: (&tls.Config{ServerName: "x"}).Clone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,7 +3,6 @@ package main
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -124,22 +123,4 @@ func newCertPool(report *fileReports, file string) (*watched[*x509.CertPool], er
 		}
 		return pool, nil
 	}, file)
-}
-
-// verifyWith checks a peer's certificate chain against authorities that may have changed since the configuration was made, which crypto/tls can't.
-func verifyWith(pool *watched[*x509.CertPool]) func(tls.ConnectionState) error {
-	return func(s tls.ConnectionState) error {
-		if len(s.PeerCertificates) == 0 {
-			return errors.New("the broker showed no certificate")
-		}
-		intermediates := x509.NewCertPool()
-		for _, cert := range s.PeerCertificates[1:] {
-			intermediates.AddCert(cert)
-		}
-		_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: s.ServerName, Roots: pool.current(), Intermediates: intermediates})
-		if err != nil {
-			return &tls.CertificateVerificationError{UnverifiedCertificates: s.PeerCertificates, Err: err}
-		}
-		return nil
-	}
 }

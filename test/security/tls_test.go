@@ -207,10 +207,12 @@ func TestTLSEverywhere(t *testing.T) {
 		c.Close()
 	}
 	old := ca.client(ca, 9)
-	old.MaxVersion = tls.VersionTLS11
-	if c, err := tls.Dial("tcp", in.Seeds()[0], old); err == nil {
-		c.Close()
-		t.Error("TLS 1.1 is served")
+	old.MinVersion, old.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
+	if c, err := tls.Dial("tcp", in.Seeds()[0], old); err == nil || !strings.Contains(err.Error(), "remote error: tls: protocol version") {
+		if err == nil {
+			c.Close()
+		}
+		t.Errorf("a client of TLS 1.1: %v, want it refused by the proxy", err)
 	}
 }
 

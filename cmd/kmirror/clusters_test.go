@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -120,6 +121,45 @@ func TestKeyPairFollowsItsFiles(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(report.errors); n != 2 {
 		t.Errorf("%v errors counted, want 2", n)
+	}
+}
+
+// TestUnusableFilesAreToldOfWithoutAHandshake: also where nobody connects, and where a file is replaced by one that is as old.
+func TestUnusableFilesAreToldOfWithoutAHandshake(t *testing.T) {
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	writePair(t, certFile, keyFile, "kafka")
+	was, err := os.Stat(keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, logs := observedLog()
+	report := newFileReports(log, prometheus.NewRegistry())
+	if _, err := newKeyPair(report, certFile, keyFile); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- report.run(ctx) }()
+	writePair(t, filepath.Join(dir, "unused.pem"), filepath.Join(dir, "other.pem"), "other")
+	if err := os.Chtimes(filepath.Join(dir, "other.pem"), was.ModTime(), was.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "other.pem"), keyFile); err != nil {
+		t.Fatal(err)
+	}
+	kafkatest.Eventually(t, 10*time.Second, func() error {
+		if n := testutil.ToFloat64(report.errors); n != 1 {
+			return fmt.Errorf("%v errors counted, want 1", n)
+		}
+		return nil
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n := logs.FilterMessage("TLS files aren't usable, the ones before stay in use").Len(); n != 1 {
+		t.Errorf("%d log lines about unusable files, want one", n)
 	}
 }
 

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,8 +23,8 @@ type watched[T any] struct {
 
 	mu      sync.Mutex
 	value   T
-	inForce []time.Time // modification times of the files that value was made from
-	refused []time.Time // and those of the last ones that weren't usable
+	inForce []os.FileInfo // of the files that value was made from; nil for one that isn't there
+	refused []os.FileInfo // of the last ones that weren't usable
 	checked time.Time
 }
 
@@ -30,10 +32,30 @@ type watched[T any] struct {
 type fileReports struct {
 	log    *zap.Logger
 	errors prometheus.Counter
+	look   []func() // at the files of each watched value
+}
+
+// run looks at the files until ctx ends, so that what is wrong with them is told though nobody connects.
+func (r *fileReports) run(ctx context.Context) error {
+	if len(r.look) == 0 {
+		return nil
+	}
+	tick := time.NewTicker(fileCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			for _, look := range r.look {
+				look()
+			}
+		}
+	}
 }
 
 func newFileReports(log *zap.Logger, registry prometheus.Registerer) *fileReports {
-	r := &fileReports{log, prometheus.NewCounter(prometheus.CounterOpts{
+	r := &fileReports{log: log, errors: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "kmirror_tls_reload_errors_total", Help: "Certificates, keys and authorities that changed and weren't usable; the ones before stay in use.",
 	})}
 	registry.MustRegister(r.errors)
@@ -47,13 +69,14 @@ func quietReports() *fileReports { return newFileReports(zap.NewNop(), prometheu
 const fileCheck = time.Second
 
 func newWatched[T any](report *fileReports, read func() (T, error), files ...string) (*watched[T], error) {
-	w := &watched[T]{files: files, read: read, report: report, inForce: modTimes(files), checked: time.Now()}
+	w := &watched[T]{files: files, read: read, report: report, inForce: filesNow(files), checked: time.Now()}
 	var err error
 	w.value, err = read()
+	report.look = append(report.look, func() { w.current() })
 	return w, err
 }
 
-// current returns what to use now. It is called once a handshake.
+// current returns what to use now. It is called once a handshake, and by run.
 func (w *watched[T]) current() T {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,8 +84,8 @@ func (w *watched[T]) current() T {
 		return w.value
 	}
 	w.checked = time.Now()
-	changed := modTimes(w.files)
-	if equalTimes(changed, w.inForce) {
+	changed := filesNow(w.files)
+	if sameFiles(changed, w.inForce) {
 		return w.value
 	}
 	value, err := w.read()
@@ -72,7 +95,7 @@ func (w *watched[T]) current() T {
 		w.report.log.Info("TLS files taken", zap.Strings("files", w.files))
 		return value
 	}
-	if !equalTimes(changed, w.refused) {
+	if !sameFiles(changed, w.refused) {
 		w.refused = changed
 		w.report.errors.Inc()
 		w.report.log.Error("TLS files aren't usable, the ones before stay in use", zap.Strings("files", w.files), zap.Error(err))
@@ -80,26 +103,24 @@ func (w *watched[T]) current() T {
 	return w.value
 }
 
-func modTimes(files []string) []time.Time {
-	times := make([]time.Time, len(files))
+func filesNow(files []string) []os.FileInfo {
+	found := make([]os.FileInfo, len(files))
 	for i, file := range files {
 		if stat, err := os.Stat(file); err == nil {
-			times[i] = stat.ModTime()
+			found[i] = stat
 		}
 	}
-	return times
+	return found
 }
 
-func equalTimes(a, b []time.Time) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if !a[i].Equal(b[i]) {
-			return false
+// sameFiles tells whether neither list has another file than the other, or one that was written since.
+func sameFiles(a, b []os.FileInfo) bool {
+	return slices.EqualFunc(a, b, func(x, y os.FileInfo) bool {
+		if x == nil || y == nil {
+			return x == nil && y == nil
 		}
-	}
-	return true
+		return os.SameFile(x, y) && x.ModTime().Equal(y.ModTime()) && x.Size() == y.Size()
+	})
 }
 
 // newKeyPair watches a certificate and its key.

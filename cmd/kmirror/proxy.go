@@ -317,7 +317,7 @@ func (x *instance) parts() (parts []part) {
 	if x.admin != nil {
 		parts = append(parts, part{"admin", x.admin.Run, false})
 	}
-	return parts
+	return append(parts, part{"TLS files", x.files.run, false})
 }
 
 func (x *instance) runMirror(ctx context.Context) error {

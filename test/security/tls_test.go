@@ -163,6 +163,13 @@ func TestTLSEverywhere(t *testing.T) {
 	load := testbed.StartLoad(t, in.Seeds(), "secure", 2, 200, 100, trusted)
 	load.WaitAcked(500)
 
+	ca.issue(file("own.pem"), file("unused-key.pem"), 10, time.Hour) // doesn't match the key of kmirror's own certificate
+	kafkatest.Eventually(t, 10*time.Second, func() error {
+		if n := in.Metrics()["kmirror_tls_reload_errors_total"]; n != 2 { // the source's and the mirror's, though nobody connects
+			return fmt.Errorf("%v errors counted, want 2", n)
+		}
+		return nil
+	})
 	ca.issue(file("proxy.pem"), file("unused-key.pem"), 4, time.Hour) // doesn't match the key
 	served := func() string {
 		c, err := tls.Dial("tcp", in.Seeds()[0], ca.client(ca, 5))
@@ -172,11 +179,11 @@ func TestTLSEverywhere(t *testing.T) {
 		defer c.Close()
 		return c.ConnectionState().PeerCertificates[0].Subject.CommonName
 	}
-	wantOldPair(t, in, "a pair that doesn't match", 1, served)
+	wantOldPair(t, in, "a pair that doesn't match", 3, served)
 	if err := os.Remove(file("proxy-key.pem")); err != nil {
 		t.Fatal(err)
 	}
-	wantOldPair(t, in, "a key that can't be read", 2, served)
+	wantOldPair(t, in, "a key that can't be read", 4, served)
 	if !strings.Contains(in.Log(), "the ones before stay in use") {
 		t.Error("the log doesn't say that the files aren't usable")
 	}

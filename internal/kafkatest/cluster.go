@@ -23,6 +23,8 @@ type Cluster interface {
 	Kind() Kind
 	// Seeds lists the HOST:PORT of every broker, running or not. It never changes.
 	Seeds() []string
+	// Listeners lists the HOST:PORT of every listener for clients that a broker has, also those that Seeds doesn't name.
+	Listeners() []string
 	// Client returns a client of the cluster, closed at the end of the test.
 	Client(t testing.TB, opts ...kgo.Opt) *kgo.Client
 }

@@ -32,6 +32,8 @@ func Fake(t testing.TB, opts ...Option) *FakeCluster {
 func (*FakeCluster) Kind() Kind        { return KindFake }
 func (c *FakeCluster) Seeds() []string { return c.seeds }
 
+func (c *FakeCluster) Listeners() []string { return c.seeds }
+
 func (c *FakeCluster) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	return newClient(t, c.seeds, opts)

@@ -175,6 +175,8 @@ func (*OldCluster) Kind() Kind { return KindReal }
 // Seeds is the broker's address.
 func (c *OldCluster) Seeds() []string { return []string{c.broker.Addr} }
 
+func (c *OldCluster) Listeners() []string { return c.Seeds() }
+
 // Client returns a client of the cluster, without what such a broker doesn't know.
 func (c *OldCluster) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -53,6 +54,14 @@ func (c *RealCluster) Seeds() []string {
 		seeds = append(seeds, b.Addr)
 	}
 	return seeds
+}
+
+func (c *RealCluster) Listeners() []string {
+	all := c.Seeds()
+	for _, b := range c.brokers {
+		all = slices.AppendSeq(all, maps.Values(b.listeners))
+	}
+	return all
 }
 
 func (c *RealCluster) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {

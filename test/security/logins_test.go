@@ -161,7 +161,7 @@ func loginsOverTLS(t *testing.T, source, mirror secured) {
 	in := testbed.Start(t, seedsOf{source, []string{at(source)}}, seedsOf{mirror, []string{at(mirror)}},
 		append([]string{"--topics", topic, "--proxy.tls.cert_file", certFile, "--proxy.tls.key_file", keyFile}, own...)...)
 	testbed.WaitLive(t, in, topic, 3)
-	trusting := kgo.DialTLSConfig(source.ca.client(source.ca, 2))
+	trusting := in.TLS(source.ca.client(source.ca, 2))
 	var loads []*testbed.Load
 	for _, mechanism := range mechanisms {
 		loads = append(loads, testbed.StartLoad(t, in.Seeds(), topic, 1, 100, 100, trusting, kgo.SASL(login(mechanism, user, password))))
@@ -173,6 +173,7 @@ func loginsOverTLS(t *testing.T, source, mirror secured) {
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source.RealCluster, mirror.RealCluster, topic, time.Minute, kafkatest.SameOffsets())
 	wantVerified(t, topic, at(source), at(mirror), own...)
+	trusting = kgo.DialTLSConfig(source.ca.client(source.ca, 3)) // of both ways
 	for name, opts := range map[string][]kgo.Opt{"wrong password": {trusting, kgo.SASL(login("SCRAM-SHA-256", user, "wr0ng"))}, "no log-in": {trusting}} {
 		want := attempt(t, []string{at(source)}, opts...)
 		if got := attempt(t, in.Seeds(), opts...); got != want || want == "served" {

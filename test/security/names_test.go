@@ -20,8 +20,9 @@ import (
 
 // dialedNames dials the proxy whatever the host's name, as DNS would make it, and notes the names.
 type dialedNames struct {
-	port string
-	tls  *tls.Config
+	port  string
+	tls   *tls.Config
+	watch func(net.Conn) net.Conn
 
 	mu    sync.Mutex
 	hosts []string
@@ -37,7 +38,11 @@ func (d *dialedNames) dial(ctx context.Context, network, address string) (net.Co
 	d.mu.Unlock()
 	config := d.tls.Clone()
 	config.ServerName = host
-	return (&tls.Dialer{Config: config}).DialContext(ctx, network, "127.0.0.1:"+d.port)
+	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, network, "127.0.0.1:"+d.port)
+	if err != nil {
+		return nil, err
+	}
+	return d.watch(conn), nil
 }
 
 func (d *dialedNames) seen(host string) bool {

@@ -159,7 +159,7 @@ func TestTLSEverywhere(t *testing.T) {
 	begun := time.Now()
 	in := testbed.Start(t, secureSource, secureMirror, args...)
 	testbed.WaitLive(t, in, "secure", 3)
-	trusted := kgo.DialTLSConfig(ca.client(ca, 3))
+	trusted := in.TLS(ca.client(ca, 3))
 	load := testbed.StartLoad(t, in.Seeds(), "secure", 2, 200, 100, trusted)
 	load.WaitAcked(500)
 
@@ -252,7 +252,7 @@ func TestServerNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := &dialedNames{port: port, tls: ca.client(ca, 2)}
+	names := &dialedNames{port: port, tls: ca.client(ca, 2), watch: in.Watch}
 	testbed.Write(t, []string{"kafka.example.com:" + port}, "names", "n", 600, kgo.Dialer(names.dial))
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, "names", time.Minute, kafkatest.SameOffsets())

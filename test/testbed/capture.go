@@ -2,6 +2,8 @@ package testbed
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -12,12 +14,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"kmirror/internal/kafkatest"
 )
 
 // Capture reads every byte that leaves some ports of this machine over its loopback, and looks for addresses that must not be there. It sits beside the
-// connections, not in them, and needs CAP_NET_RAW. What TLS hides it can't see.
+// connections, not in them, and needs CAP_NET_RAW. What TLS hides it can't see: clients that speak it read through Watch.
 type Capture struct {
 	fd    int
 	stop  chan struct{}
@@ -28,6 +33,25 @@ type Capture struct {
 	flows   map[flow][]byte // the last bytes of each, since an address may be cut in two
 	found   []string
 	bytes   int64
+}
+
+// watchedConn is a client's connection of whose bytes, as the client reads them, each is searched.
+type watchedConn struct {
+	net.Conn
+	c *Capture
+	f flow
+}
+
+// Watch returns conn with a Read that searches.
+func (c *Capture) Watch(conn net.Conn) net.Conn {
+	port := func(a net.Addr) uint16 { return uint16(a.(*net.TCPAddr).Port) }
+	return watchedConn{conn, c, flow{port(conn.RemoteAddr()), port(conn.LocalAddr())}}
+}
+
+func (w watchedConn) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	w.c.search(w.f, b[:n])
+	return n, err
 }
 
 // flow is one direction of a connection.
@@ -67,7 +91,7 @@ func (c *Capture) open(ports []int) error {
 	if err := unix.SetsockoptSockFprog(c.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}); err != nil {
 		return err
 	}
-	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20); err != nil {
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20); err != nil {
 		return err
 	}
 	loopback, err := net.InterfaceByName("lo")
@@ -78,27 +102,37 @@ func (c *Capture) open(ports []int) error {
 	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
 		return err
 	}
-	return unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_IP), Ifindex: loopback.Index})
+	return unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: loopback.Index})
 }
 
 func bigEndian(n uint16) uint16 { return n<<8 | n>>8 }
 
-// fromPorts takes TCP over IPv4 from one of the ports, once: loopback shows each packet as it leaves and as it arrives.
+// fromPorts takes TCP from one of the ports, once: loopback shows each packet as it leaves and as it arrives.
 func fromPorts(ports []int) []bpf.Instruction {
-	n := len(ports)
+	const comparisons = 13 // where they begin
+	drop := func(from int) uint8 { return uint8(comparisons + len(ports) - from - 1) }
 	program := []bpf.Instruction{
 		bpf.LoadExtension{Num: bpf.ExtType},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: uint8(n + 4)},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.PACKET_OUTGOING, SkipTrue: drop(1)},
+		bpf.LoadExtension{Num: bpf.ExtProto},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.ETH_P_IPV6, SkipTrue: 6},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.ETH_P_IP, SkipTrue: drop(4)},
 		bpf.LoadAbsolute{Off: 9, Size: 1}, // protocol
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_TCP, SkipTrue: uint8(n + 2)},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_TCP, SkipTrue: drop(6)},
 		bpf.LoadMemShift{Off: 0},          // length of the IP header
 		bpf.LoadIndirect{Off: 0, Size: 2}, // source port
+		bpf.Jump{Skip: 3},
+		bpf.LoadAbsolute{Off: 6, Size: 1}, // next header of IPv6
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_TCP, SkipTrue: drop(11)},
+		bpf.LoadAbsolute{Off: ipv6Header, Size: 2}, // source port
 	}
 	for i, port := range ports {
-		program = append(program, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(port), SkipTrue: uint8(n - i)})
+		program = append(program, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(port), SkipTrue: uint8(len(ports) - i)})
 	}
 	return append(program, bpf.RetConstant{Val: 0}, bpf.RetConstant{Val: 1 << 18})
 }
+
+const ipv6Header = 40
 
 // Hide adds host:port addresses that must not be seen.
 func (c *Capture) Hide(addresses ...string) {
@@ -135,14 +169,21 @@ func (c *Capture) run() {
 
 // look searches one IP packet.
 func (c *Capture) look(packet []byte) {
-	if len(packet) < 20 {
+	if len(packet) < ipv6Header {
 		return
 	}
 	tcp := packet[int(packet[0]&15)*4:]
+	if packet[0]>>4 == 6 {
+		tcp = packet[ipv6Header:]
+	}
 	if len(tcp) < 20 || len(tcp) < int(tcp[12]>>4)*4 {
 		return
 	}
-	f, payload := flow{binary.BigEndian.Uint16(tcp), binary.BigEndian.Uint16(tcp[2:])}, tcp[int(tcp[12]>>4)*4:]
+	c.search(flow{binary.BigEndian.Uint16(tcp), binary.BigEndian.Uint16(tcp[2:])}, tcp[int(tcp[12]>>4)*4:])
+}
+
+// search looks for what must not be there in the next bytes of a flow.
+func (c *Capture) search(f flow, payload []byte) {
 	if len(payload) == 0 {
 		return
 	}
@@ -189,12 +230,9 @@ func (c *Capture) Done() (seen, missed int64, found []string) {
 }
 
 // capture watches all that this kmirror's clients read, for the length of the test.
-func (in *Instance) capture(t testing.TB, brokers []string) {
-	var ports []int
-	for port := in.base; port <= in.base+brokerPorts; port++ { // bootstrap and brokers
-		ports = append(ports, port)
-	}
-	if far := in.base + 1 + 1001; !slices.Contains(PortsOf(t, brokers), far) {
+func (in *Instance) capture(t testing.TB, source kafkatest.Cluster) {
+	ports := in.clientPorts()
+	if far := in.base + 1 + 1001; !slices.Contains(PortsOf(t, source.Seeds()), far) {
 		ports = append(ports, far) // a broker with a far ID, in some tests
 	}
 	c, err := StartCapture(ports...)
@@ -202,7 +240,8 @@ func (in *Instance) capture(t testing.TB, brokers []string) {
 		t.Logf("what clients read isn't searched for brokers' addresses: %v", err)
 		return
 	}
-	c.Hide(brokers...)
+	c.Hide(source.Seeds()...)
+	c.Hide(source.Listeners()...)
 	in.captured = c
 	t.Cleanup(func() {
 		in.end()
@@ -210,8 +249,47 @@ func (in *Instance) capture(t testing.TB, brokers []string) {
 		if len(found) > 0 {
 			t.Errorf("clients were shown the brokers' own addresses:\n%q", found)
 		}
-		if missed > 0 {
-			t.Logf("of what clients read, %d bytes were searched for brokers' addresses, and %d packets missed", seen, missed)
-		}
+		t.Logf("of what clients read, %d bytes were searched for brokers' addresses, and %d packets missed", seen, missed)
 	})
+}
+
+// clientPorts are the ports that clients of this kmirror come to, as its flags have them.
+func (in *Instance) clientPorts() (ports []int) {
+	last := func(flag string) (value string) {
+		for i, arg := range in.Args {
+			if arg == flag {
+				value = in.Args[i+1]
+			}
+		}
+		return value
+	}
+	if _, port, err := net.SplitHostPort(last("--listen")); err == nil {
+		n, _ := strconv.Atoi(port) // kmirror checks it
+		ports = append(ports, n)
+	}
+	if base, _ := strconv.Atoi(last("--broker-port-base")); base != 0 { // all behind one port otherwise
+		for id := range brokerPorts {
+			ports = append(ports, base+id)
+		}
+	}
+	return ports
+}
+
+// TLS makes a franz-go client speak TLS, and searches what it reads.
+func (in *Instance) TLS(config *tls.Config) kgo.Opt {
+	return kgo.Dialer(func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return in.Watch(conn), nil
+	})
+}
+
+// Watch returns a client's connection whose bytes are searched as they are read, for those that the network shows encrypted.
+func (in *Instance) Watch(conn net.Conn) net.Conn {
+	if in.captured == nil {
+		return conn
+	}
+	return in.captured.Watch(conn)
 }

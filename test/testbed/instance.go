@@ -111,7 +111,7 @@ func New(t testing.TB, source, mirror kafkatest.Cluster, args ...string) *Instan
 		"--listen", in.Seeds()[0], "--broker-port-base", strconv.Itoa(in.base + 1), "--admin", in.AdminAddr(),
 	}, args...)
 	if _, benchmark := t.(*testing.B); !benchmark {
-		in.capture(t, source.Seeds())
+		in.capture(t, source)
 	}
 	t.Cleanup(func() {
 		in.end()

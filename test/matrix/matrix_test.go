@@ -24,6 +24,7 @@ func TestMatrix(t *testing.T) {
 	t.Run("tools", parallel(func(t *testing.T) { c.tools(t, program) }))
 	t.Run("kcat", parallel(c.kcat))
 	t.Run("franz-go", parallel(c.franz))
+	t.Run("new leaders", parallel(c.newLeaders))
 	c.leaderChange(t, program)
 	for _, client := range clients.Scripted() {
 		t.Run(client.Name, parallel(func(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math/rand"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -185,60 +187,91 @@ func TestRewriteRefusesVersionsItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// TestEveryResponseWithAnAddressIsDecidedAbout fails when a new kmsg brings a response with a host and a port.
+// TestEveryResponseWithAnAddressIsDecidedAbout fails when a new kmsg brings a host and a port, in a response of its own or in one that has others.
 func TestEveryResponseWithAnAddressIsDecidedAbout(t *testing.T) {
+	const (
+		isRewritten = "rewritten"
+		controllers = "between controllers"
+		members     = "user endpoints of the group's members, not brokers"
+	)
 	decided := map[string]string{
-		"Produce": "rewritten", "Metadata": "rewritten", "FindCoordinator": "rewritten", "DescribeCluster": "rewritten",
-		"ShareFetch": "rewritten", "ShareAcknowledge": "rewritten",
-		"Fetch":                 "cut to v15; the addresses come with v16",
-		"Vote":                  "between controllers",
-		"BeginQuorumEpoch":      "between controllers",
-		"EndQuorumEpoch":        "between controllers",
-		"FetchSnapshot":         "between controllers",
-		"UpdateRaftVoter":       "between controllers",
-		"DescribeQuorum":        "listeners of controllers, for an operator to read",
-		"StreamsGroupHeartbeat": "user endpoints of the group's members, not brokers",
-		"StreamsGroupDescribe":  "user endpoints of the group's members, not brokers",
+		"Produce.Brokers": isRewritten, "Metadata.Brokers": isRewritten, "FindCoordinator": isRewritten, "FindCoordinator.Coordinators": isRewritten,
+		"DescribeCluster.Brokers": isRewritten, "ShareFetch.NodeEndpoints": isRewritten, "ShareAcknowledge.NodeEndpoints": isRewritten,
+		"Fetch.Brokers":                                               "cut to v15; the addresses come with v16",
+		"Vote.NodeEndpoints":                                          controllers,
+		"BeginQuorumEpoch.NodeEndpoints":                              controllers,
+		"EndQuorumEpoch.NodeEndpoints":                                controllers,
+		"FetchSnapshot.NodeEndpoints":                                 controllers,
+		"UpdateRaftVoter.CurrentLeader":                               controllers,
+		"DescribeQuorum.Nodes.Listeners":                              "listeners of controllers, for an operator to read",
+		"StreamsGroupHeartbeat.PartitionsByUserEndpoint.UserEndpoint": members,
+		"StreamsGroupDescribe.Groups.Members.UserEndpoint":            members,
 	}
-	found := make(map[string]bool)
+	found, rewrites := make(map[string]bool), make(map[string]bool)
 	for key := int16(0); key <= kmsg.MaxKey; key++ {
-		if response := kmsg.ResponseForKey(key); response != nil && hasAddress(reflect.TypeOf(response), nil) {
-			found[kmsg.NameForKey(key)] = true
-			if decided[kmsg.NameForKey(key)] == "" {
-				t.Errorf("the %s response has a host and a port: rewrite it, cut its version, or say why it may pass", kmsg.NameForKey(key))
+		response := kmsg.ResponseForKey(key)
+		if response == nil {
+			continue
+		}
+		for _, path := range addressPaths(reflect.TypeOf(response), kmsg.NameForKey(key)) {
+			found[path] = true
+			rewrites[kmsg.NameForKey(key)] = rewrites[kmsg.NameForKey(key)] || decided[path] == isRewritten
+			if decided[path] == "" {
+				t.Errorf("the response has a host and a port at %s: rewrite it, cut its version, or say why it may pass", path)
 			}
 		}
 	}
-	for name, decision := range decided {
-		if !found[name] {
-			t.Errorf("%s (%s) has no address", name, decision)
+	for path, decision := range decided {
+		if !found[path] {
+			t.Errorf("%s (%s) has no address", path, decision)
 		}
 	}
 	for _, key := range rewritten {
-		if decided[kmsg.NameForKey(key)] != "rewritten" {
+		if !rewrites[kmsg.NameForKey(key)] {
 			t.Errorf("%s is rewritten but not decided so", kmsg.NameForKey(key))
 		}
 	}
 }
 
-// hasAddress reports whether t has fields Host and Port, in any depth.
-func hasAddress(t reflect.Type, seen []reflect.Type) bool {
+// addressPaths lists where t has a text field with Host in its name beside a number with Port in it, in any depth, by the names of the fields that lead there.
+func addressPaths(t reflect.Type, path string) (paths []string) {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array:
-		return hasAddress(t.Elem(), seen)
+		return addressPaths(t.Elem(), path)
 	case reflect.Struct:
-		_, host := t.FieldByName("Host")
-		_, port := t.FieldByName("Port")
-		if host && port {
-			return true
-		}
+		host, port := false, false
 		for i := range t.NumField() {
-			if hasAddress(t.Field(i).Type, append(seen, t)) {
-				return true
+			f := t.Field(i)
+			kind := f.Type.Kind()
+			if kind == reflect.Pointer {
+				kind = f.Type.Elem().Kind()
 			}
+			host = host || strings.Contains(f.Name, "Host") && kind == reflect.String
+			port = port || strings.Contains(f.Name, "Port") && kind >= reflect.Int && kind <= reflect.Uint64
+			paths = append(paths, addressPaths(f.Type, path+"."+f.Name)...)
+		}
+		if host && port {
+			paths = append(paths, path)
 		}
 	}
-	return false
+	return paths
+}
+
+// TestAddressPaths proves that the test above can fail.
+func TestAddressPaths(t *testing.T) {
+	type endpoint struct {
+		NodeID   int32
+		HostName *string
+		Port     uint16
+	}
+	type response struct {
+		ClientHost string
+		Leader     struct{ Endpoints []endpoint }
+		Old        *endpoint
+	}
+	if got, want := addressPaths(reflect.TypeFor[*response](), "Tomorrow"), []string{"Tomorrow.Leader.Endpoints", "Tomorrow.Old"}; !slices.Equal(got, want) {
+		t.Errorf("addressPaths = %q, want %q", got, want)
+	}
 }
 
 func TestRewriteAllocatesNothing(t *testing.T) {

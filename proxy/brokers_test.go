@@ -386,19 +386,29 @@ func TestADeadSeedIsPutAside(t *testing.T) {
 }
 
 func TestAdvertisedHost(t *testing.T) {
-	for _, tc := range []struct{ listen, advertise, want string }{
-		{"127.0.0.1:0", "", "127.0.0.1"},
-		{"localhost:0", "", "localhost"},
-		{"0.0.0.0:0", "", "127.0.0.1"},
-		{":0", "", "127.0.0.1"},
-		{"127.0.0.1:0", "kafka.example.com", "kafka.example.com"},
+	four, six := net.IPv4(127, 0, 0, 1), net.IPv6loopback
+	for _, tc := range []struct {
+		listen, advertise string
+		from              net.IP // where the client comes to
+		want              string
+	}{
+		{"127.0.0.1:0", "", four, "127.0.0.1"},
+		{"localhost:0", "", four, "localhost"},
+		{"0.0.0.0:0", "", four, "127.0.0.1"},
+		{":0", "", four, "127.0.0.1"},
+		{":0", "", six, "::1"}, // a literal goes without brackets
+		{"[::]:0", "", four, "127.0.0.1"},
+		{"[::]:0", "", six, "::1"},
+		{"[::1]:0", "", six, "::1"},
+		{"127.0.0.1:0", "kafka.example.com", four, "kafka.example.com"},
+		{"[::1]:0", "2001:db8::1", six, "2001:db8::1"},
 	} {
 		var list []Broker
 		b := metadataBroker(t, "one", func() []Broker { return list })
 		list = []Broker{brokerAt(1, b.ln)}
 		s := startBefore(t, b, Options{Listen: tc.listen, Advertise: tc.advertise})
 		port := s.Addr().(*net.TCPAddr).Port
-		told := askMetadata(t, dialRaw(t, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}))
+		told := askMetadata(t, dialRaw(t, &net.TCPAddr{IP: tc.from, Port: port}))
 		if host, _, _ := net.SplitHostPort(told[1]); host != tc.want {
 			t.Errorf("listen %q, advertise %q: client was told %q, want host %q", tc.listen, tc.advertise, told[1], tc.want)
 		}

@@ -135,13 +135,21 @@ func (w ways) tunnels(t *testing.T) {
 	}
 }
 
-// six is a source whose brokers advertise [::1], behind a kmirror that listens there.
+// six has IPv6 alone on every way: to a source and a mirror whose brokers advertise [::1], from clients, and to the operator's listener.
 func (w ways) six(t *testing.T, address string) {
 	const topic = "six"
 	kafkatest.CreateTopic(t, w.source, topic, 3, 1)
+	mirrorAddress := net.JoinHostPort("::1", fmt.Sprint(kafkatest.PortBlock(t, 1)))
+	w.mirror = kafkatest.Real(t, kafkatest.FrontedListener("SIX", mirrorAddress))
+	testbed.NewFront(t, mirrorAddress, w.mirror.Broker(1).Listener("SIX"), nil)
 	base := kafkatest.PortBlock(t, 6)
 	listen := net.JoinHostPort("::1", fmt.Sprint(base))
-	in := testbed.New(t, seedsOf{w.source, []string{address}}, w.mirror, "--topics", topic, "--listen", listen, "--broker-port-base", fmt.Sprint(base+1))
+	in := testbed.New(t, seedsOf{w.source, []string{address}}, seedsOf{w.mirror, []string{mirrorAddress}}, "--name", topic, "--topics", topic, "--listen", listen, "--broker-port-base", fmt.Sprint(base+1))
+	_, adminPort, err := net.SplitHostPort(in.AdminAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.Args = append(in.Args, "--admin", "[::]:"+adminPort) // the test itself asks over IPv4
 	in.Start()
 	testbed.Write(t, []string{listen}, topic, "n", 300)
 	out := kafkatest.Tool(t, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", "300", "--record-size", "100", "--throughput", "-1",
@@ -149,7 +157,16 @@ func (w ways) six(t *testing.T, address string) {
 	if !strings.Contains(out, "300 records sent") || strings.Contains(out, "Exception") {
 		t.Errorf("ProducerPerformance over IPv6 printed\n%s", out)
 	}
-	in.WaitCaughtUp(time.Minute)
+	clusters := []string{"--name", topic, "--source", address, "--mirror", mirrorAddress}
+	for _, args := range [][]string{
+		{"status", "--admin", "[::1]:" + adminPort, "--until-caught-up", "--timeout", "60s"},
+		append([]string{"verify", "--topics", topic}, clusters...),
+		append([]string{"offsets", "--topic", topic, "--partition", "0", "--offset", "1"}, clusters...),
+	} {
+		if code, out := testbed.Run(t, args...); code != 0 {
+			t.Errorf("kmirror %q: exit code %d, want 0\n%s", args, code, out)
+		}
+	}
 	kafkatest.WaitEqual(t, w.source, w.mirror, topic, time.Minute, kafkatest.SameOffsets())
 	metadata, err := kadm.NewClient(testbed.NewWriter(t, []string{listen}, "")).BrokerMetadata(t.Context())
 	if err != nil {

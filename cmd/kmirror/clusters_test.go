@@ -250,6 +250,54 @@ func TestBrokersCertificates(t *testing.T) {
 	refuses("a certificate of an authority that isn't in the file any more", byHost(old))
 }
 
+// TestClientAuthoritiesFollowTheirFile: a client's certificate is taken from the authorities that are in proxy.tls.client_ca_file now.
+func TestClientAuthoritiesFollowTheirFile(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	pairs := make(map[string]tls.Certificate)
+	for _, name := range []string{"kafka", "old", "new"} {
+		writePair(t, file(name+".pem"), file(name+"-key.pem"), name)
+		var err error
+		if pairs[name], err = tls.LoadX509KeyPair(file(name+".pem"), file(name+"-key.pem")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Link(file("old.pem"), file("ca.pem")); err != nil {
+		t.Fatal(err)
+	}
+	settings, err := serverTLS(quietReports(), config.ServerTLS{CertFile: file("kafka.pem"), KeyFile: file("kafka-key.pem"), ClientCAFile: file("ca.pem")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	own := serve(t, func(c net.Conn) { defer c.Close(); ended <- tls.Server(c, settings).Handshake() })
+	connect := func(name string) error {
+		t.Helper()
+		// The certificate is shown whatever authorities the server names.
+		pair := pairs[name]
+		c, err := tls.Dial("tcp", own, &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }})
+		if err == nil {
+			defer c.Close()
+		}
+		return <-ended
+	}
+	refuses := func(name string) {
+		t.Helper()
+		if _, ok := errors.AsType[*tls.CertificateVerificationError](connect(name)); !ok {
+			t.Errorf("a client with the certificate of authority %s is served", name)
+		}
+	}
+	if err := connect("old"); err != nil {
+		t.Errorf("a client of the authority in the file: %v", err)
+	}
+	refuses("new")
+	if err := os.Rename(file("new.pem"), file("ca.pem")); err != nil {
+		t.Fatal(err)
+	}
+	kafkatest.Eventually(t, 10*time.Second, func() error { return connect("new") })
+	refuses("old")
+}
+
 // TestOldTLSIsRefused: kmirror speaks TLS 1.2 or later, to brokers and to clients.
 func TestOldTLSIsRefused(t *testing.T) {
 	dir := t.TempDir()

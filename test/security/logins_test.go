@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -315,6 +316,11 @@ func TestRefusals(t *testing.T) {
 					t.Logf("%s: %s", name, got)
 				}
 			}
+			if want, got := refusedMechanism(t, direct[0]), refusedMechanism(t, in.Seeds()[0]); got != want {
+				t.Errorf("a mechanism that isn't enabled: through the proxy %q, directly %q", got, want)
+			} else {
+				t.Logf("a mechanism that isn't enabled: %s", got)
+			}
 			wantNoSecret(t, in.Log())
 			kafkatest.Eventually(t, 30*time.Second, func() error {
 				if n := in.Metrics()["kmirror_proxy_connections"]; n != 0 {
@@ -324,6 +330,27 @@ func TestRefusals(t *testing.T) {
 			})
 		})
 	}
+}
+
+// refusedMechanism is what SaslHandshake v1 says to a mechanism that no broker has: the error, and those that are enabled.
+func refusedMechanism(t *testing.T, address string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	handshake := kmsg.NewPtrSASLHandshakeRequest()
+	handshake.Version, handshake.Mechanism = 1, "NONE"
+	resp, err := exchange(c, handshake, 1)
+	if err != nil {
+		return outcome("handshake", err)
+	}
+	answer := resp.(*kmsg.SASLHandshakeResponse)
+	return fmt.Sprintf("%v of %v", kerr.ErrorForCode(answer.ErrorCode), answer.SupportedMechanisms)
 }
 
 // seedsOf is a cluster that is reached at other addresses.

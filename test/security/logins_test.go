@@ -38,13 +38,15 @@ func TestLogins(t *testing.T) {
 	}
 }
 
-// loginsWith has kmirror itself log in with one mechanism, and its clients with every one.
+// loginsWith has kmirror itself log in with one mechanism, and its clients with every one. Flags tell its secret at the source, the environment that at the
+// mirror.
 func loginsWith(t *testing.T, source, mirror secured, mechanism string) {
 	topic := "logins-" + strings.ToLower(mechanism)
 	kafkatest.CreateTopic(t, source, topic, 3, 1)
 	accessLog := filepath.Join(t.TempDir(), "access.log")
-	in := testbed.Start(t, source, mirror, append(append([]string{"--topics", topic, "--log.level", "debug", "--log.access", accessLog},
-		ownLogin("source", mechanism)...), ownLogin("mirror", mechanism)...)...)
+	in := testbed.New(t, source, mirror, append([]string{"--topics", topic, "--log.level", "debug", "--log.access", accessLog}, ownLogin("source", mechanism)...)...)
+	in.Env = environment(ownLogin("mirror", mechanism))
+	in.Start()
 	testbed.WaitLive(t, in, topic, 3)
 	var loads []*testbed.Load
 	for _, client := range mechanisms {
@@ -75,6 +77,14 @@ func loginsWith(t *testing.T, source, mirror secured, mechanism string) {
 		}
 	}
 	wantNoSecret(t, in.Log()+string(access))
+}
+
+// environment turns flags and their values into variables.
+func environment(flags []string) (env []string) {
+	for pair := range slices.Chunk(flags, 2) {
+		env = append(env, "KMIRROR_"+strings.ToUpper(strings.ReplaceAll(strings.TrimPrefix(pair[0], "--"), ".", "_"))+"="+pair[1])
+	}
+	return env
 }
 
 // loggedInAgain tells how often the same connection logged in after its first time, at most, by mechanism.

@@ -73,6 +73,7 @@ type Instance struct {
 	program string
 	name    string
 	Args    []string // of the next start
+	Env     []string // more of the environment of the next start, as in NAME=value
 	base    int      // bootstrap listener, then the brokers', then the admin listener
 	logFile string   // of every start, one after the other
 
@@ -139,6 +140,7 @@ func (in *Instance) Launch() error {
 	}
 	defer log.Close()
 	cmd := exec.Command(in.program, in.Args...)
+	cmd.Env = append(os.Environ(), in.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := kafkatest.Spawn(cmd); err != nil {
 		return fmt.Errorf("start kmirror: %w", err)

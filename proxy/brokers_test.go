@@ -402,6 +402,7 @@ func TestAdvertisedHost(t *testing.T) {
 		{"[::1]:0", "", six, "::1"},
 		{"127.0.0.1:0", "kafka.example.com", four, "kafka.example.com"},
 		{"[::1]:0", "2001:db8::1", six, "2001:db8::1"},
+		{"[::1]:0", "[2001:db8::1]", six, "2001:db8::1"},
 	} {
 		var list []Broker
 		b := metadataBroker(t, "one", func() []Broker { return list })

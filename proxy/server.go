@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +20,7 @@ import (
 // Options configure a Server. Zero durations and bounds mean the defaults named.
 type Options struct {
 	Listen         string   // host:port of the bootstrap listener
-	Advertise      string   // host that clients are told to reach brokers at; "": the listener's, or, if that is unspecified, the address that the client itself came to
+	Advertise      string   // host that clients are told to reach brokers at, IPv6 also in brackets; "": the listener's, or, if that is unspecified, the address that the client itself came to
 	BrokerPortBase int      // broker n listens on base + n; 0: any free port
 	BrokerIDs      []int32  // brokers whose listeners New binds, before the source named them
 	Seeds          []string // host:port of bootstrap brokers of the source cluster
@@ -53,6 +54,7 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
+	o.Advertise = strings.Trim(o.Advertise, "[]") // the protocol's hosts are literals without brackets
 	o.RefreshEvery = cmp.Or(o.RefreshEvery, 5*time.Second)
 	o.StartTimeout = cmp.Or(o.StartTimeout, 25*time.Second)
 	o.HeldBytes = cmp.Or(o.HeldBytes, 64<<20)

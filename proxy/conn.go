@@ -438,7 +438,6 @@ func (c *conn) forwardToken(b []byte) (isToken bool, err error) {
 		// Tokens of GSSAPI, SCRAM and OAUTHBEARER begin with bytes that are no API key of Kafka.
 		if h := protocol.ParseRequestHeader(b); h.APIKey >= 0 && h.APIKey <= kmsg.MaxKey && h.APIVersion >= 0 {
 			c.tokens = 0
-			c.flight.dropTokens()
 			return false, nil
 		}
 	}
@@ -464,7 +463,7 @@ func (c *conn) relayResponses() error {
 			return nil
 		}
 		if err == nil {
-			err = c.forwardResponse(b)
+			err = c.forwardResponse()
 		}
 		if err != nil {
 			p.flush() // what was read of earlier answers still belongs to the client
@@ -476,19 +475,43 @@ func (c *conn) relayResponses() error {
 	}
 }
 
-// forwardResponse passes on the response that begins with prefix, and lets its request go.
-func (c *conn) forwardResponse(prefix []byte) error {
+// forwardResponse passes on the response whose size was looked at, and lets its request go.
+func (c *conn) forwardResponse() error {
 	r, ok := c.flight.pop()
 	if !ok {
 		return closing(reasonResponse, "a response that no request waits for")
 	}
-	err := c.answer(&r, prefix)
+	if r.answer == answerToken {
+		var err error
+		if r, err = c.behindTokens(r); err != nil {
+			return err
+		}
+	}
+	err := c.answer(&r)
 	c.drop(r.frame)
 	return err
 }
 
-func (c *conn) answer(r *request, prefix []byte) error {
+// behindTokens returns what the next response answers: token, or the first request behind it, if that has its correlation ID. The
+// last token of a GSSAPI exchange has no answer, and whether a client waits for the answer to its last one is the client's affair. No token begins as
+// a correlation ID that a client counts to: it's empty, text, or GSSAPI's (0x60, 0x0504).
+func (c *conn) behindTokens(token request) (request, error) {
+	if _, err := protocol.ResponseSize(c.responses.unread()); err != nil {
+		return token, nil // too short for a response header
+	}
+	b, err := c.responses.head(protocol.ResponsePrefix)
+	if err != nil {
+		return token, midFrame(err)
+	}
+	if r, ok := c.flight.popBehindTokens(protocol.CorrelationID(b)); ok {
+		return r, nil
+	}
+	return token, nil
+}
+
+func (c *conn) answer(r *request) error {
 	p := &c.responses
+	prefix := p.unread()
 	if r.answer == answerToken {
 		size, err := protocol.TokenSize(prefix, c.s.o.MaxRequestBytes)
 		if err != nil {

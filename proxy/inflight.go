@@ -42,6 +42,7 @@ type flight struct {
 	changed sync.Cond
 	ring    []request // grows up to maxInFlight
 	head, n int
+	tokens  int    // raw tokens among the n
 	pushed  uint64 // requests ever pushed
 	settled uint64 // requests whose answer was written to the client
 	waiting bool   // someone waits for changed
@@ -66,6 +67,9 @@ func (f *flight) push(r request) bool {
 	r.seq = f.pushed
 	f.ring[(f.head+f.n)%len(f.ring)] = r
 	f.n++
+	if r.answer == answerToken {
+		f.tokens++
+	}
 	return true
 }
 
@@ -97,12 +101,37 @@ func (f *flight) pop() (r request, ok bool) {
 	if f.n == 0 {
 		return r, false
 	}
-	r = f.ring[f.head]
+	return f.take(), true
+}
+
+// take removes the oldest of at least one request. f.mu is held.
+func (f *flight) take() request {
+	r := f.ring[f.head]
 	f.ring[f.head].frame = nil
 	f.head = (f.head + 1) % len(f.ring)
 	f.n--
+	if r.answer == answerToken {
+		f.tokens--
+	}
 	f.wake()
-	return r, true
+	return r
+}
+
+// popBehindTokens removes the oldest request that isn't a raw token, with all tokens before it, if it has this correlation ID.
+func (f *flight) popBehindTokens(correlationID int32) (r request, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	tokens := 0
+	for tokens < f.n && f.ring[(f.head+tokens)%len(f.ring)].answer == answerToken {
+		tokens++
+	}
+	if tokens == f.n || f.ring[(f.head+tokens)%len(f.ring)].header.CorrelationID != correlationID {
+		return r, false
+	}
+	for range tokens {
+		f.take()
+	}
+	return f.take(), true
 }
 
 // settle says that the answers to all requests popped so far were written to the client.
@@ -113,27 +142,17 @@ func (f *flight) settle() {
 	f.wake()
 }
 
-// waitSettled waits until every request pushed so far was answered.
+// waitSettled waits until every request pushed so far was answered. Raw tokens aren't waited for, since the last one may have no answer.
 func (f *flight) waitSettled() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for f.settled < f.pushed && !f.closed {
+	for f.unanswered() > 0 && !f.closed {
 		f.wait()
 	}
 	if f.closed {
 		return errFlightClosed
 	}
 	return nil
-}
-
-// dropTokens forgets raw tokens that the broker hasn't answered: the last one of a GSSAPI exchange may have no answer.
-func (f *flight) dropTokens() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for f.n > 0 && f.ring[f.head].answer == answerToken {
-		f.head = (f.head + 1) % len(f.ring)
-		f.n--
-	}
 }
 
 // last is the number of the request pushed last.
@@ -143,12 +162,15 @@ func (f *flight) last() uint64 {
 	return f.pushed
 }
 
-// waits reports the number of requests that weren't answered yet.
+// waits reports the number of requests that weren't answered yet, without raw tokens.
 func (f *flight) waits() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return int(f.pushed - f.settled)
+	return f.unanswered()
 }
+
+// unanswered is waits with f.mu held.
+func (f *flight) unanswered() int { return int(f.pushed-f.settled) - f.tokens }
 
 // totals returns the number of requests ever pushed and of those answered.
 func (f *flight) totals() (asked, answered uint64) {

@@ -52,8 +52,8 @@ func (s *Server) sweep(ctx context.Context) {
 
 // holdAgainst ends c if it is over a limit. Only the sweep calls it, with s.mu held.
 func (c *conn) holdAgainst(limits Limits, now time.Time) {
-	asked, answered := c.flight.totals()
-	if asked != c.sweptAsked || asked != answered {
+	asked, _ := c.flight.totals()
+	if asked != c.sweptAsked || c.flight.waits() > 0 {
 		c.sweptAsked, c.quietSince = asked, now
 	}
 	switch {

@@ -13,6 +13,7 @@ import (
 	"math/big"
 	mathrand "math/rand"
 	"net"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
@@ -296,6 +297,77 @@ func noBrokerAddress(t *testing.T, sink Sink) {
 	defer seen.mu.Unlock()
 	if i := bytes.Index(seen.bytes.Bytes(), []byte(secret)); i >= 0 {
 		t.Errorf("a client read a broker's own address: %q", seen.bytes.Bytes()[max(0, i-40):i+40])
+	}
+}
+
+// TestEveryAnswerWithAnAddressIsRewritten answers each API of which an answer may name brokers, in each version, with an address that must not reach the
+// client; the client is told of the proxy's in its place.
+func TestEveryAnswerWithAnAddressIsRewritten(t *testing.T) {
+	const host = "broker.internal"
+	sent := make(chan []byte, 1)
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, request []byte) {
+		if !bytes.HasPrefix(request[protocol.RequestPrefix:], []byte("\x00\x06client")) { // the proxy's own
+			c.Write(responseFrame(metadata(h.APIVersion), h.CorrelationID))
+			return
+		}
+		response := kmsg.ResponseForKey(h.APIKey)
+		response.SetVersion(h.APIVersion)
+		if h.APIKey != protocol.KeyProduce || h.APIVersion >= 10 { // kmsg would write them before too
+			nameBroker(reflect.ValueOf(response).Elem(), host)
+		}
+		answer := responseFrame(response, h.CorrelationID)
+		sent <- answer
+		c.Write(answer)
+	})
+	s := startBefore(t, b, Options{})
+	c := dialRaw(t, s.Addr())
+	named := 0
+	for _, key := range []kmsg.Key{kmsg.Produce, kmsg.Metadata, kmsg.FindCoordinator, kmsg.DescribeCluster, kmsg.ShareFetch, kmsg.ShareAcknowledge} {
+		limit, ok := protocol.MaxVersion(key.Int16())
+		if !ok {
+			t.Fatalf("%s has no newest version", key.Name())
+		}
+		for version := range limit + 1 {
+			request := kmsg.RequestForKey(key.Int16())
+			request.SetVersion(version)
+			if p, ok := request.(*kmsg.ProduceRequest); ok {
+				p.Acks = -1
+			}
+			c.send(requestFrame(request, int32(version)))
+			got, want := c.receive(), <-sent
+			if !bytes.Contains(want, []byte(host)) {
+				if !bytes.Equal(got, want) {
+					t.Errorf("%s v%d: got %x, want it untouched: %x", key.Name(), version, got, want)
+				}
+				continue
+			}
+			named++
+			if bytes.Contains(got, []byte(host)) || !bytes.Contains(got, []byte("127.0.0.1")) {
+				t.Errorf("%s v%d: the client got %q, with the broker's address or without the proxy's", key.Name(), version, got)
+			}
+		}
+	}
+	if named != 4+14+7+3+3+3 {
+		t.Errorf("%d answers named a broker", named)
+	}
+}
+
+// nameBroker puts an address in each place of a response that has room for one.
+func nameBroker(v reflect.Value, host string) {
+	if f := v.FieldByName("Host"); f.IsValid() {
+		f.SetString(host)
+		v.FieldByName("Port").SetInt(4711)
+		v.FieldByName("NodeID").SetInt(1)
+	}
+	for i := range v.NumField() {
+		f := v.Field(i)
+		if f.Kind() != reflect.Slice || f.Type().Elem().Kind() != reflect.Struct {
+			continue
+		}
+		if _, ok := f.Type().Elem().FieldByName("Host"); ok {
+			f.Set(reflect.MakeSlice(f.Type(), 1, 1))
+			nameBroker(f.Index(0), host)
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ type OldCluster struct {
 	zk     *exec.Cmd
 }
 
-// OldKafka is what an old Kafka takes: 0.10 for its broker and its clients, 1.0 and 2.0 for their Java clients alone.
+// OldKafka is what an old Kafka takes: 0.10 for its broker and its clients, the others for their Java clients alone.
 type OldKafka struct {
 	name    string // of the folder of its pom, and of its jars
 	install func() (installation, error)
@@ -31,6 +31,7 @@ type OldKafka struct {
 // OldKafkas are the old versions that tests use, by name.
 var OldKafkas = map[string]OldKafka{
 	"0.10.2": newOldKafka("kafka-0.10"),
+	"0.11":   newOldKafka("kafka-clients-0.11"), // the newest that logs in by SaslHandshake v0
 	"1.0":    newOldKafka("kafka-clients-1.0"),
 	"2.0":    newOldKafka("kafka-clients-2.0"),
 }

@@ -54,7 +54,7 @@ func (c cluster) oldJava(t *testing.T, version string, old kafkatest.OldKafka) {
 	program := old.CompileJava(t, filepath.Join(kafkatest.Root(t), "test", "matrix", "old"))
 	agree(t, c.ways("java "+version), 13, func(w way) string {
 		topic := w.name + "topic"
-		kafkatest.CreateTopic(t, c.source, topic, 3, 3)
+		kafkatest.CreateTopic(t, c.source, topic, 3, 3, "retention.ms", "-1") // the records are of 1970
 		for p := range int32(3) {
 			r := &kgo.Record{Partition: p, Value: []byte("before"), Timestamp: time.UnixMilli(999)}
 			if err := testbed.NewWriter(t, c.source.Seeds(), topic, kgo.RecordPartitioner(kgo.ManualPartitioner())).ProduceSync(t.Context(), r).FirstErr(); err != nil {

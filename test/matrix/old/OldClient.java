@@ -4,17 +4,19 @@ import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.clients.producer.*;
 import org.apache.kafka.common.*;
 
-/** What producers and consumers of Kafka 0.10 and later can do: BOOTSTRAP TOPIC. The topic has three partitions. Failures are printed, as their classes. */
+/** What producers and consumers of Kafka 0.10 and later can do: BOOTSTRAP TOPIC [SETTING=VALUE...]. The topic has three partitions. Failures are printed, as their classes. */
 public final class OldClient {
     private final String bootstrap, topic;
+    private final Properties settings = new Properties();
 
-    private OldClient(String bootstrap, String topic) {
-        this.bootstrap = bootstrap;
-        this.topic = topic;
+    private OldClient(String... args) {
+        bootstrap = args[0];
+        topic = args[1];
+        for (int i = 2; i < args.length; i++) settings.put(args[i].substring(0, args[i].indexOf('=')), args[i].substring(args[i].indexOf('=') + 1));
     }
 
     public static void main(String[] args) {
-        OldClient c = new OldClient(args[0], args[1]);
+        OldClient c = new OldClient(args);
         for (String codec : new String[] {"none", "gzip", "lz4"}) c.step("produce " + codec, () -> c.produce("all", codec));
         c.step("produce acks=1", () -> c.produce("1", "none"));
         c.step("offsets", c::offsets);
@@ -36,6 +38,7 @@ public final class OldClient {
 
     private Properties config() {
         Properties p = new Properties();
+        p.putAll(settings);
         p.put("bootstrap.servers", bootstrap);
         p.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         p.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");

@@ -42,7 +42,7 @@ demo: build ## two clusters in one process, the proxy between them, a producer
 
 # What the tests need, each fetched once, into .cache. Without root it only says which Debian packages are missing.
 
-deps: debian-packages modules kafka .cache/venv/done .cache/node/done
+deps: debian-packages modules kafka .cache/venv/done .cache/librdkafka-1.6/done .cache/node/done
 
 modules: ## Go modules
 	go mod download
@@ -55,6 +55,10 @@ kafka: ## Apache Kafka's jars
 .cache/venv/done: test/clients/requirements.txt ## Python clients
 	python3 -m venv --clear .cache/venv && .cache/venv/bin/pip install -q --disable-pip-version-check -r $<
 	touch $@
+
+.cache/librdkafka-1.6/done: .cache/venv/done ## an old librdkafka for Debian's kcat and Python, from a wheel for an older Python; there's none but for x86-64
+	-.cache/venv/bin/pip install -q --disable-pip-version-check --upgrade --target $(@D) --no-deps --only-binary :all: --python-version 3.8 confluent-kafka==1.6.0 && \
+	ln -sf confluent_kafka.libs/librdkafka-1b9b7dd2.so.1 $(@D)/librdkafka.so.1 && touch $@
 
 .cache/node/done: test/clients/package-lock.json ## Node clients
 	mkdir -p .cache/node && cp test/clients/package.json $< .cache/node && npm ci --silent --no-audit --no-fund --prefix .cache/node

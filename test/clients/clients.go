@@ -32,6 +32,7 @@ type Client struct {
 	Codecs []string // those that it can write here, by Kafka's names
 	script string   // beside this file; none for kcat
 	debian bool     // by Debian's Python, with the libraries of Debian's packages
+	old    bool     // with librdkafka 1.6 (2021) in the place of Debian's 2.0
 }
 
 var allCodecs = []string{"none", "gzip", "snappy", "lz4", "zstd"}
@@ -49,7 +50,19 @@ func All() []Client {
 
 // Scripted lists the clients that have a transcript.
 func Scripted() []Client {
-	return append(All()[1:], Client{Name: "Debian's confluent-kafka", script: "confluent.py", debian: true}, Client{Name: "sarama", script: "sarama"})
+	return append(All()[1:], Client{Name: "Debian's confluent-kafka", script: "confluent.py", debian: true},
+		Client{Name: "librdkafka 1.6", script: "confluent.py", debian: true, old: true}, Client{Name: "sarama", script: "sarama"})
+}
+
+// Kcats lists kcat with the versions of librdkafka that there are.
+func Kcats() []Client {
+	return []Client{{Name: "kcat"}, {Name: "kcat with librdkafka 1.6", old: true}}
+}
+
+// Kcat returns a command of kcat's with args.
+func (c Client) Kcat(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	return c.command(t, args...)
 }
 
 // Production is what a producer shall do.
@@ -117,6 +130,11 @@ func (c Client) command(t testing.TB, args ...string) *exec.Cmd {
 		env = append(os.Environ(), "NODE_PATH="+filepath.Join(root, ".cache", "node", "node_modules"))
 	case c.script == "sarama":
 		program = buildModule(t, script)
+	}
+	if err == nil && c.old {
+		library := filepath.Join(root, ".cache", "librdkafka-1.6")
+		env = append(os.Environ(), "LD_LIBRARY_PATH="+library)
+		_, err = os.Stat(filepath.Join(library, "librdkafka.so.1"))
 	}
 	if err == nil {
 		_, err = exec.LookPath(program)

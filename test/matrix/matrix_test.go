@@ -22,7 +22,9 @@ func TestMatrix(t *testing.T) {
 		t.Run("java "+version, parallel(func(t *testing.T) { c.oldJava(t, version, old) }))
 	}
 	t.Run("tools", parallel(func(t *testing.T) { c.tools(t, program) }))
-	t.Run("kcat", parallel(c.kcat))
+	for _, client := range clients.Kcats() {
+		t.Run(client.Name, parallel(func(t *testing.T) { c.kcat(t, client) }))
+	}
 	t.Run("franz-go", parallel(c.franz))
 	t.Run("new leaders", parallel(c.newLeaders))
 	c.leaderChange(t, program)

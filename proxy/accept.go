@@ -34,7 +34,7 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 		case err == nil:
 		case errors.Is(err, net.ErrClosed):
 			return nil
-		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ENOBUFS):
+		case failsOnce(err):
 			s.warnings.warn("accept", "", "can't accept connections", zap.Error(err))
 			pause(s.base, 50*time.Millisecond)
 			continue
@@ -50,6 +50,13 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 		}
 		s.wg.Go(func() { s.serveClient(client, b) })
 	}
+}
+
+// failsOnce tells whether an error of accept is about one connection or a shortage, so that the listener can go on. Linux hands on the errors of the network
+// that a new connection has already met, and those of a firewall (accept(2)).
+func failsOnce(err error) bool {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && errno != syscall.EBADF && errno != syscall.EINVAL && errno != syscall.ENOTSOCK
 }
 
 func (s *Server) takeSlot() bool {

@@ -63,6 +63,8 @@ type conn struct {
 	sweptAsked    uint64 // of the sweep
 	sweptZeroAcks int64
 	quietSince    time.Time
+	leftSince     time.Time // the client ended its stream, and the broker takes nothing
+	leftBytes     int64
 }
 
 const manyTokens = -1

@@ -28,12 +28,9 @@ type Limits struct {
 // sweepEvery is how often the connections are held against the limits.
 const sweepEvery = time.Second
 
-// sweep ends connections that are over a limit, until ctx ends.
+// sweep ends connections that are over a limit, and those whose clients are gone unnoticed, until ctx ends.
 func (s *Server) sweep(ctx context.Context) {
 	limits := s.o.Limits
-	if limits.FirstRequest == 0 && limits.Idle == 0 && limits.Age == 0 {
-		return
-	}
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -44,6 +41,7 @@ func (s *Server) sweep(ctx context.Context) {
 			s.mu.Lock()
 			for c := range s.conns {
 				c.holdAgainst(limits, now)
+				c.noticeEnd(now)
 			}
 			s.mu.Unlock()
 		}

@@ -63,6 +63,20 @@ func ForeignResponse(b []byte) string {
 	return foreign(b, "broker", "kmirror")
 }
 
+// ForeignToTLS names what else than a TLS handshake the first bytes from a client are, at least SizePrefix of them.
+func ForeignToTLS(b []byte) string {
+	if b[1] == 3 && (b[0] == 0x15 || b[0] == 0x16) {
+		return "a damaged TLS record"
+	}
+	if cause := foreign(b, "client", "this listener"); cause != "" {
+		return cause
+	}
+	if b[0] == 0 && b[1] < 16 { // the size of a request of less than a mebibyte
+		return "a Kafka client without TLS, which this listener speaks"
+	}
+	return "not a client that speaks TLS"
+}
+
 // foreign recognises other protocols by the four bytes where a frame has its size.
 func foreign(prefix []byte, peer, us string) string {
 	if prefix[0] == 0x16 && prefix[1] == 0x03 {

@@ -154,6 +154,14 @@ func TestFrameSizes(t *testing.T) {
 	if cause := ForeignResponse([]byte("\x15\x03\x03\x00\x02\x02\x28")); cause != "a TLS alert: the broker speaks TLS, kmirror doesn't" {
 		t.Errorf("ForeignResponse of a TLS alert = %q", cause)
 	}
+	for prefix, want := range map[string]string{
+		"\x00\x00\x00\x1d\x00": "a Kafka client without TLS, which this listener speaks", "GET /": "an HTTP request, not a Kafka client", "PROXY": "a PROXY protocol header, which this listener doesn't expect",
+		"\x16\x03\x01\xff\xff": "a damaged TLS record", "blah\n": "not a client that speaks TLS",
+	} {
+		if cause := ForeignToTLS([]byte(prefix)); cause != want {
+			t.Errorf("ForeignToTLS(%q) = %q, want %q", prefix, cause, want)
+		}
+	}
 	if _, err := ResponseSize([]byte{0, 0, 0, 3}); err == nil {
 		t.Error("ResponseSize(3) = nil error")
 	}

@@ -1,17 +1,21 @@
 package proxy
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
 	"kmirror/internal/sock"
+	"kmirror/protocol"
 )
 
 func (s *Server) acceptBootstrap() {
@@ -38,8 +42,6 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 			s.warnings.warn("accept", "", "can't accept connections", zap.Error(err))
 			pause(s.base, 50*time.Millisecond)
 			continue
-		default:
-			return err
 		}
 		s.metrics.accepted.Inc()
 		if !s.takeSlot() {
@@ -89,15 +91,17 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}
 	now := time.Now()
 	c := &conn{s: s, broker: b, client: client, began: now, quietSince: now, maxAge: jittered(s.o.Limits.Age)}
-	err := c.greet()
-	if err == nil && !s.admit(addressOf(c.ends.client)) {
+	err := c.readHeader()
+	if err == nil && !s.admit(addressOf(c.ends.client)) { // before a TLS handshake, so that nobody holds places by not beginning one
 		err = closing(reasonLimit, "connection refused: %d of this address are open", s.o.Limits.PerIP)
+	} else if err == nil {
+		defer s.dismiss(addressOf(c.ends.client))
+		err = c.handshake()
 	}
 	if err != nil {
 		s.closed(c, err, nil)
 		return
 	}
-	defer s.dismiss(addressOf(c.ends.client))
 	towards := c.broker
 	if towards != nil && s.guesses(towards) {
 		c.guessed, towards = true, nil
@@ -135,19 +139,25 @@ func unreachableWait(took time.Duration, random func(time.Duration) time.Duratio
 // unreachableDelay is the least; Kafka clients themselves wait 50 ms to 1 s before they dial again (reconnect.backoff.ms).
 const unreachableDelay = 100 * time.Millisecond
 
-// greet takes what comes before the first request: the PROXY protocol header and the TLS handshake, whose server name may choose the broker.
-func (c *conn) greet() (err error) {
+// readHeader takes the PROXY protocol header, which comes before all else and says who the client is.
+func (c *conn) readHeader() (err error) {
 	s := c.s
 	if c.ends, err = readProxyHeader(c.client, s.o.ProxyHeader, s.o.FrameTimeout); err != nil {
 		return greetError(reasonProxyHeader, err)
 	}
 	c.host = s.advertised(c.ends.proxy)
+	return nil
+}
+
+// handshake takes the TLS handshake, whose server name may choose the broker.
+func (c *conn) handshake() error {
+	s := c.s
 	if s.o.DownstreamTLS == nil {
 		return nil
 	}
 	t, err := handshakeTLS(s.base, c.client, s.o.DownstreamTLS, s.o.FrameTimeout)
 	if err != nil {
-		return greetError(reasonTLS, err)
+		return greetError(reasonTLS, handshakeCause(err))
 	}
 	c.client = t
 	if s.o.SNI.Pattern != "" {
@@ -156,6 +166,17 @@ func (c *conn) greet() (err error) {
 		}
 	}
 	return nil
+}
+
+// handshakeCause names what a client did instead of a TLS handshake, where that can be told.
+func handshakeCause(err error) error {
+	if e, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return fmt.Errorf("%w: %s", err, protocol.ForeignToTLS(e.RecordHeader[:]))
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no TLS handshake in time: %w", err)
+	}
+	return err
 }
 
 // greetError is a closeError, but for a client that went without a word, of which nobody is warned.

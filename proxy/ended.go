@@ -37,6 +37,10 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 		}
 	case draining:
 		reason = reasonShutdown
+	case c.endedBy.Load() == endedByClient && (errors.Is(requestErr, syscall.ETIMEDOUT) || errors.Is(responseErr, syscall.ETIMEDOUT)):
+		reason = reasonUnread
+		s.warnings.warn(reason, c.peer(), "connection closed: the client took nothing of its answers, or is gone without a word",
+			append(fields, zap.Duration("limit", s.o.Limits.Unread))...)
 	case c.endedBy.Load() == endedByBroker:
 		reason = reasonBroker
 		if asked, answered := c.flight.totals(); asked > 0 && answered == 0 {

@@ -5,7 +5,10 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pires/go-proxyproto"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
@@ -113,6 +117,46 @@ func TestHealthChecksAreNoWarning(t *testing.T) {
 			c.Close()
 			if name != "plain" {
 				eventually(t, "a handshake or header that breaks off is warned of", func() bool { return logs.FilterLevelExact(zap.WarnLevel).Len() == 1 })
+			}
+		})
+	}
+}
+
+// TestWhatIsNotTLSIsNamed: a listener that speaks TLS says who came with something else, and what that likely is; what a client sent isn't shown.
+func TestWhatIsNotTLSIsNamed(t *testing.T) {
+	cert, _ := certificate(t)
+	secure := &tls.Config{Certificates: []tls.Certificate{cert}}
+	for _, tt := range []struct {
+		name, bytes string
+		o           Options
+		cause       string
+	}{
+		{"Kafka without TLS", string(requestFrame(kmsg.NewPtrApiVersionsRequest(), 1)), Options{DownstreamTLS: secure}, "a Kafka client without TLS"},
+		{"HTTP", "GET /?token=s3cret HTTP/1.1\r\n\r\n", Options{DownstreamTLS: secure}, "an HTTP request"},
+		{"PROXY header", "PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", Options{DownstreamTLS: secure}, "a PROXY protocol header"},
+		{"junk", "blah blah", Options{DownstreamTLS: secure}, "not a client that speaks TLS"},
+		{"nothing more", "\x16", Options{DownstreamTLS: secure, FrameTimeout: 50 * time.Millisecond}, "no TLS handshake in time"},
+		{"HTTP where a PROXY header is due", "POST /?token=s3cret HTTP/1.1\r\n\r\n", Options{ProxyHeader: ProxyHeaderRequired}, "PROXY protocol header"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log, logs := observed()
+			tt.o.Logger = log
+			s := startBefore(t, script(t, nil), tt.o)
+			for range 5 {
+				c := dialRaw(t, s.Addr())
+				c.Write([]byte(tt.bytes))
+				io.Copy(io.Discard, c)
+				c.Close()
+			}
+			eventually(t, "connections are gone", func() bool { return s.connections() == 0 })
+			lines := logs.FilterMessage("connection closed").All()
+			if len(lines) != 1 || !strings.Contains(fmt.Sprint(lines[0].ContextMap()["error"]), tt.cause) || !strings.Contains(fmt.Sprint(lines[0].ContextMap()["client"]), "127.0.0.1") {
+				t.Errorf("logged %v, want one line with the client and %q", lines, tt.cause)
+			}
+			for _, e := range logs.All() {
+				if strings.Contains(e.Message+fmt.Sprint(e.ContextMap()), "s3cret") {
+					t.Errorf("the log shows what the client sent: %v", e.ContextMap())
+				}
 			}
 		})
 	}
@@ -443,6 +487,13 @@ func TestLimits(t *testing.T) {
 			c.r.Discard(c.r.Buffered())
 		}
 	})
+	run("unread", Limits{Unread: 300 * time.Millisecond}, reasonUnread, func(t *testing.T, s *Server) {
+		c, other := dialRaw(t, s.Addr()), dialRaw(t, s.Addr())
+		c.send(rawRequest(68, 0, 7, make([]byte, 30<<20))) // more than the sockets hold
+		eventually(t, "the client that reads nothing is let go", func() bool { return s.connections() == 1 })
+		ask(other)
+		other.Close()
+	})
 	run("per address", Limits{PerIP: 2}, reasonLimit, func(t *testing.T, s *Server) {
 		a, b := dialRaw(t, s.Addr()), dialRaw(t, s.Addr())
 		ask(a)
@@ -455,6 +506,65 @@ func TestLimits(t *testing.T) {
 		b.Close()
 		c.Close()
 	})
+}
+
+// TestPlacesOfAnAddressAreTakenBeforeTheHandshake: who connects and doesn't begin a TLS handshake can't take more places than an address may have, and a load
+// balancer's clients are told apart by their PROXY protocol headers.
+func TestPlacesOfAnAddressAreTakenBeforeTheHandshake(t *testing.T) {
+	cert, pool := certificate(t)
+	s := startBefore(t, script(t, nil), Options{Limits: Limits{PerIP: 2}, ProxyHeader: ProxyHeaderRequired, DownstreamTLS: &tls.Config{Certificates: []tls.Certificate{cert}}, Logger: nopLogger})
+	from := func(ip string) *rawClient {
+		c := dialRaw(t, s.Addr())
+		header, err := proxyproto.HeaderProxyFromAddrs(2, &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}, &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 2}).Format()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.send(header)
+		return c
+	}
+	var silent []*rawClient
+	for range 2 {
+		silent = append(silent, from("198.51.100.7"))
+	}
+	taken := func(n int) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.perIP[netip.MustParseAddr("198.51.100.7")] == n
+		}
+	}
+	eventually(t, "both hold a place", taken(2))
+	from("198.51.100.7").wantClosed("a third connection of an address")
+	other := from("198.51.100.8")
+	other.Conn = tls.Client(other.Conn, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
+	other.r.Reset(other.Conn)
+	other.send(rawRequest(68, 0, 7, []byte("hello")))
+	if got := string(other.receive()[8:]); got != "hello" {
+		t.Errorf("a client of another address got %q behind its header and TLS handshake, want its echo", got)
+	}
+	for _, c := range silent {
+		c.Close()
+	}
+	eventually(t, "their places are free", taken(0))
+}
+
+// TestMaximumAgesDiffer: connections that begin together don't end together, nor before nine tenths of the limit.
+func TestMaximumAgesDiffer(t *testing.T) {
+	const age = 15 * time.Minute
+	ages := make(map[time.Duration]bool)
+	for range 100 {
+		a := jittered(age)
+		if a > age || a < age*9/10 {
+			t.Fatalf("jittered(%v) = %v, want up to a tenth less", age, a)
+		}
+		ages[a] = true
+	}
+	if len(ages) < 50 {
+		t.Errorf("100 connections have %d different ages", len(ages))
+	}
+	if a := jittered(0); a != 0 {
+		t.Errorf("jittered(0) = %v, want no limit", a)
+	}
 }
 
 // TestIdleLimitWaitsForAnswers: a request that is held by the broker isn't idleness.

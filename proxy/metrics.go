@@ -24,12 +24,13 @@ const (
 	reasonProxyHeader  = "proxy-header"  // the PROXY protocol header is missing or wrong
 	reasonServerName   = "server-name"   // the TLS server name stands for no broker
 	reasonFirstRequest = "first-request" // none came in time
+	reasonUnread       = "unread"        // the client took nothing of its answers for too long, or vanished without a word
 	reasonIdle         = "idle"          // longer than the limit
 	reasonAge          = "age"           // the limit
 )
 
 var reasons = []string{reasonClient, reasonBroker, reasonDial, reasonTLS, reasonLimit, reasonTimeout, reasonBadFrame, reasonVersion,
-	reasonResponse, reasonForeign, reasonShutdown, reasonProxyHeader, reasonServerName, reasonFirstRequest, reasonIdle, reasonAge}
+	reasonResponse, reasonForeign, reasonShutdown, reasonProxyHeader, reasonServerName, reasonFirstRequest, reasonUnread, reasonIdle, reasonAge}
 
 // Metrics lists every metric of this package with its help text.
 var Metrics = []struct{ Name, Help string }{

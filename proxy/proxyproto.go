@@ -72,8 +72,11 @@ func readProxyHeader(client net.Conn, way ProxyHeader, timeout time.Duration) (e
 		return own, fmt.Errorf("PROXY protocol header: %w", err)
 	}
 	header, err := proxyproto.Read(bufio.NewReader(bytes.NewReader(b)))
-	if err != nil {
+	switch {
+	case err != nil && bytes.HasPrefix(b, []byte("PROXY ")):
 		return own, fmt.Errorf("PROXY protocol header %q: %w", b, err)
+	case err != nil: // whatever it is, it may hold a secret
+		return own, fmt.Errorf("PROXY protocol header: %w", err)
 	}
 	if from, to, ok := header.TCPAddrs(); ok && header.Command.IsProxy() {
 		own = endpoints{from, to}

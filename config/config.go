@@ -135,7 +135,7 @@ type Admin struct {
 type Log struct {
 	Level  string `koanf:"level" help:"debug, info, warn or error"`
 	Format string `koanf:"format" help:"text or json"`
-	Access string `koanf:"access" help:"JSON lines of what clients do (connect, log in, topics produced to, close): a file, which is opened anew on SIGHUP, or stdout; empty: none"`
+	Access string `koanf:"access" help:"JSON lines of what clients do (connect, log in, topics produced to, close with the reason, also of those refused): a file, which is opened anew on SIGHUP, or stdout; empty: none"`
 }
 
 // Default returns the settings that hold where nothing else is said.

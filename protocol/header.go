@@ -121,9 +121,11 @@ func SASLToken(frame []byte) []byte {
 	return w.nullableBytes()
 }
 
-// SASLAuthenticateCode reads the error code of a SaslAuthenticate response; false if it can't.
-func SASLAuthenticateCode(frame []byte, version int16) (code int16, ok bool) {
+// SASLAuthenticateAnswer reads the error code and the token of a SaslAuthenticate response, which aliases frame; false if it can't.
+func SASLAuthenticateAnswer(frame []byte, version int16) (code int16, token []byte, ok bool) {
 	w := responseBody(frame, KeySASLAuthenticate, version)
 	code = w.int16()
-	return code, !w.bad
+	w.nullableString() // error message
+	token = w.nullableBytes()
+	return code, token, !w.bad
 }

@@ -172,6 +172,36 @@ func (c *copier) metadata(version int16) {
 	w.tags()
 }
 
+// MetadataTopics calls each with the topics that a Metadata response names by both name and ID (v10 and later); both alias frame. It stops where the
+// frame can't be read.
+func MetadataTopics(frame []byte, version int16, each func(name []byte, id TopicID)) {
+	if limit, _ := MaxVersion(KeyMetadata); version < 10 || version > limit {
+		return
+	}
+	w := responseBody(frame, KeyMetadata, version)
+	w.skip(4) // throttle time
+	for range w.count(10) {
+		w.skip(4) // node ID
+		w.string()
+		w.skip(4) // port
+		w.nullableString()
+		w.tags()
+	}
+	w.nullableString() // cluster ID
+	w.skip(4)          // controller ID
+	for range w.count(7) {
+		topic := w
+		topic.skip(2)
+		name, id := topic.nullableString(), topic.topicID()
+		if skipMetadataTopic(&w, version); w.bad {
+			return
+		}
+		if len(name) > 0 && id != (TopicID{}) {
+			each(name, id)
+		}
+	}
+}
+
 func skipMetadataTopic(w *walker, version int16) {
 	w.skip(2)
 	w.nullableString()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand"
 	"reflect"
 	"slices"
@@ -42,6 +43,33 @@ func TestRewriteAgreesWithKmsgInEveryVersion(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTopicsOfMetadataAgreeWithKmsg: names and IDs are those that kmsg wrote; a response that is cut off names none but those before the cut.
+func TestTopicsOfMetadataAgreeWithKmsg(t *testing.T) {
+	r := rand.New(rand.NewSource(5))
+	for version := int16(0); version <= maxMetadata; version++ {
+		for range 100 {
+			response := filledResponse(r, KeyMetadata, version).(*kmsg.MetadataResponse)
+			var want, got []string
+			for _, topic := range response.Topics {
+				if version >= 10 && topic.Topic != nil && *topic.Topic != "" && topic.TopicID != [16]byte{} {
+					want = append(want, fmt.Sprintf("%s %x", *topic.Topic, topic.TopicID))
+				}
+			}
+			take := func(name []byte, id TopicID) { got = append(got, fmt.Sprintf("%s %x", name, id)) }
+			frame := responseFrame(response, 7)
+			if MetadataTopics(frame, version, take); !slices.Equal(got, want) {
+				t.Fatalf("v%d: MetadataTopics(%x) = %q, want %q", version, frame, got, want)
+			}
+			got = nil
+			cut := bytes.Clone(frame[:8+r.Intn(len(frame)-8)])
+			binary.BigEndian.PutUint32(cut, uint32(len(cut)-4))
+			if MetadataTopics(cut, version, take); len(got) > len(want) || !slices.Equal(got, want[:len(got)]) {
+				t.Fatalf("v%d: MetadataTopics of a part = %q, want the first of %q", version, got, want)
+			}
+		}
+	}
 }
 
 func TestWhatIsRewritten(t *testing.T) {

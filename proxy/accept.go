@@ -42,11 +42,14 @@ func (s *Server) accept(ln net.Listener, b *broker) error {
 			s.warnings.warn("accept", "", "can't accept connections", zap.Error(err))
 			pause(s.base, 50*time.Millisecond)
 			continue
+		default:
+			return err
 		}
 		s.metrics.accepted.Inc()
 		if !s.takeSlot() {
 			client.Close()
 			s.metrics.closedBy[reasonLimit].Inc()
+			s.accessRefused(client, b)
 			s.warnings.warn(reasonLimit, addressOf(client.RemoteAddr()).String(), "connection refused: too many are open", zap.Stringer("client", client.RemoteAddr()))
 			continue
 		}
@@ -90,7 +93,8 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		t.SetWriteBuffer(answerBuffer)
 	}
 	now := time.Now()
-	c := &conn{s: s, broker: b, client: client, began: now, quietSince: now, maxAge: jittered(s.o.Limits.Age)}
+	c := &conn{s: s, broker: b, client: client, began: now, quietSince: now, maxAge: jittered(s.o.Limits.Age), ends: endsOf(client)}
+	c.beginAccess()
 	err := c.readHeader()
 	if err == nil && !s.admit(addressOf(c.ends.client)) { // before a TLS handshake, so that nobody holds places by not beginning one
 		err = closing(reasonLimit, "connection refused: %d of this address are open", s.o.Limits.PerIP)

@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"context"
-	"encoding/hex"
+	"encoding/base64"
+	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,12 +18,42 @@ import (
 // waits for the log.
 const accessQueue = 8192
 
-// accessLog writes what clients do: connect, authenticate, first acknowledged record of a topic, end. It never sees a password, a token, or what is in
-// a record. A nil log takes nothing.
+// accessLog writes what clients do: connect, authenticate, first record for a topic, end. It never sees a password, a token, or what is in a record. A nil
+// log takes nothing.
 type accessLog struct {
 	log     *zap.Logger
 	events  chan accessEvent
 	dropped prometheus.Counter
+
+	mu    sync.RWMutex
+	names map[protocol.TopicID]string // of topics in Metadata answers, at most maxTopicNames
+}
+
+// learnTopics takes the names of topic IDs from a Metadata response: producers name topics by ID alone (Produce v13) and must have asked for them.
+func (a *accessLog) learnTopics(frame []byte, version int16) {
+	if a == nil {
+		return
+	}
+	protocol.MetadataTopics(frame, version, func(name []byte, id protocol.TopicID) {
+		if a.topicName(id) == string(name) {
+			return
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.names == nil {
+			a.names = make(map[protocol.TopicID]string)
+		}
+		if len(a.names) < maxTopicNames {
+			a.names[id] = string(name)
+		}
+	})
+}
+
+// topicName is "" for an ID that no answer named.
+func (a *accessLog) topicName(id protocol.TopicID) string {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.names[id]
 }
 
 type accessEvent struct {
@@ -69,17 +101,26 @@ func (a *accessLog) add(name string, fields ...zap.Field) {
 	}
 }
 
-// access is what the access log keeps of one connection; nil where there is no log. The response goroutine owns the second block.
+// access is what the access log keeps of one connection; nil where there is no log.
 type access struct {
 	log *accessLog
 	id  int64
 
-	steps  int // SaslAuthenticate answers without error since the handshake
-	topics map[string]bool
+	steps int // answers to a log-in without error since the handshake; of the response goroutine
+
+	mu     sync.Mutex
+	topics map[string]bool // by name, or ID
 }
 
 // maxAccessTopics is how many topics of one connection are told.
 const maxAccessTopics = 1000
+
+// beginAccess begins the log of a connection.
+func (c *conn) beginAccess() {
+	if c.s.access != nil {
+		c.access = &access{log: c.s.access, id: c.s.accessed.Add(1)}
+	}
+}
 
 func (c *conn) accessFields(more ...zap.Field) []zap.Field {
 	fields := []zap.Field{zap.Int64("connection", c.access.id), zap.String("client", c.ends.client.String())}
@@ -89,12 +130,11 @@ func (c *conn) accessFields(more ...zap.Field) []zap.Field {
 	return append(fields, more...)
 }
 
-// accessConnected begins the log of a connection.
+// accessConnected tells of a connection that has its broker.
 func (c *conn) accessConnected() {
-	if c.s.access == nil {
+	if c.access == nil {
 		return
 	}
-	c.access = &access{log: c.s.access, id: c.s.accessed.Add(1)}
 	fields := c.accessFields(zap.String("broker_address", c.source.RemoteAddr().String()))
 	if name := tlsSubject(c.client); name != "" {
 		fields = append(fields, zap.String("tls_subject", name))
@@ -102,30 +142,59 @@ func (c *conn) accessConnected() {
 	c.access.log.add("connect", fields...)
 }
 
-// accessProduced tells of a topic's first acknowledged record on this connection.
+// accessProduced tells of a topic's first record on this connection that was acknowledged, or wants no acknowledgement.
 func (c *conn) accessProduced(topic []byte, id protocol.TopicID) {
 	if c.access == nil {
 		return
 	}
 	a := c.access
+	key := topic
 	if topic == nil {
-		topic = id[:]
+		key = id[:]
 	}
-	if a.topics[string(topic)] || len(a.topics) >= maxAccessTopics {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.topics[string(key)] || len(a.topics) >= maxAccessTopics {
 		return
 	}
 	if a.topics == nil {
 		a.topics = make(map[string]bool)
 	}
-	a.topics[string(topic)] = true
-	field := zap.String("topic", string(topic))
-	if id != (protocol.TopicID{}) {
-		field = zap.String("topic_id", hex.EncodeToString(id[:]))
+	a.topics[string(key)] = true
+	name := string(topic)
+	if topic == nil {
+		name = a.log.topicName(id)
 	}
-	a.log.add("produce", c.accessFields(field)...)
+	var fields []zap.Field
+	if name != "" {
+		fields = append(fields, zap.String("topic", name))
+	}
+	if id != (protocol.TopicID{}) {
+		fields = append(fields, zap.String("topic_id", base64.RawURLEncoding.EncodeToString(id[:]))) // as Kafka's tools print it
+	}
+	a.log.add("produce", c.accessFields(fields...)...)
 }
 
-// accessEnded tells of a connection's end.
+// accessUnacked tells of the topics in a Produce request of n bytes that wants no answer, as far as its first maxPeek bytes show them.
+func (c *conn) accessUnacked(n int) error {
+	if c.access == nil {
+		return nil
+	}
+	b, err := c.requests.peek(min(n, maxPeek))
+	if err != nil {
+		return err
+	}
+	walk := protocol.NewProduceRequest(b[:min(n, len(b))])
+	for walk.Next() {
+		c.accessProduced(walk.Topic, walk.TopicID)
+	}
+	if walk.Err() != nil && (walk.Topic != nil || walk.TopicID != (protocol.TopicID{})) { // cut off in this one's records
+		c.accessProduced(walk.Topic, walk.TopicID)
+	}
+	return nil
+}
+
+// accessEnded tells of a connection's end, also of one that was refused before it had a broker.
 func (c *conn) accessEnded(reason string, err error) {
 	if c.access == nil {
 		return
@@ -137,4 +206,11 @@ func (c *conn) accessEnded(reason string, err error) {
 		fields = append(fields, zap.Error(err))
 	}
 	c.access.log.add("close", slices.Clip(fields)...)
+}
+
+// accessRefused tells of a connection that was refused for want of a place.
+func (s *Server) accessRefused(client net.Conn, b *broker) {
+	c := &conn{s: s, broker: b, ends: endsOf(client), began: time.Now()}
+	c.beginAccess()
+	c.accessEnded(reasonLimit, nil)
 }

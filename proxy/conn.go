@@ -47,6 +47,8 @@ type conn struct {
 	// tokens is how many raw SASL tokens follow a SaslHandshake v0; manyTokens until a frame looks like a request. Of the
 	// request goroutine.
 	tokens       int
+	tokensSent   int         // raw tokens, of the request goroutine
+	tokensTaken  int         // and the answers to them, of the response goroutine
 	handshakeOK  atomic.Bool // the broker took the last SaslHandshake v0
 	addressOf    protocol.AddressFunc
 	produceParts []producePart // scratch of the response goroutine
@@ -119,6 +121,7 @@ func (c *conn) serve() {
 	}
 	c.client.Close()
 	c.letGo()
+	c.tokenRefused()
 	c.s.closed(c, requestErr, responseErr)
 }
 
@@ -321,13 +324,17 @@ func (c *conn) forwardProduce(r request, n int) error {
 	}
 	if acks == 0 {
 		c.zeroAcks.Add(1)
+		if err := c.accessUnacked(n); err != nil {
+			return err
+		}
 		return c.passOn(n) // there is no response
 	}
-	reads := protocol.ReadsProduce(r.header.APIVersion) && c.s.o.Sink != nil
-	if reads || protocol.Rewrites(r.header.APIKey, r.header.APIVersion) {
+	mirrored := protocol.ReadsProduce(r.header.APIVersion) && c.s.o.Sink != nil
+	told := protocol.ReadsProduce(r.header.APIVersion) && c.access != nil
+	if mirrored || told || protocol.Rewrites(r.header.APIKey, r.header.APIVersion) {
 		r.answer = answerProduce
 	}
-	if !reads || acks != -1 || transactional || !c.s.hold(n) {
+	if !mirrored || acks != -1 || transactional || !c.s.hold(n) {
 		return c.forward(r, n)
 	}
 	r.frame = bufpool.Get(n)
@@ -446,6 +453,9 @@ func (c *conn) forwardToken(b []byte) (isToken bool, err error) {
 	if c.tokens > 0 {
 		c.tokens--
 	}
+	if err := c.noteToken(size + protocol.SizePrefix); err != nil {
+		return false, err
+	}
 	return true, c.forward(request{answer: answerToken}, size+protocol.SizePrefix)
 }
 
@@ -519,6 +529,7 @@ func (c *conn) answer(r *request) error {
 		if err != nil {
 			return &closeError{reasonResponse, err}
 		}
+		c.tokenAnswered(size)
 		return p.stream(size + protocol.SizePrefix)
 	}
 	size, err := protocol.ResponseSize(prefix)
@@ -604,6 +615,9 @@ func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err erro
 		if endpoints, err := c.produceAnswered(r, frame); err != nil || !endpoints {
 			return nil, err
 		}
+	}
+	if h.APIKey == protocol.KeyMetadata {
+		c.s.access.learnTopics(frame, h.APIVersion)
 	}
 	changed = bufpool.Get(len(frame) + len(frame)/2 + 256)
 	if r.answer == answerVersions {

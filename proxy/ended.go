@@ -52,7 +52,9 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 		s.warnings.warn(reason, c.peer(), "connection closed: a request stopped midway", fields...)
 	}
 	s.metrics.closedBy[reason].Inc()
-	c.accessEnded(reason, nil)
+	if requestErr != errNothingSent {
+		c.accessEnded(reason, nil)
+	}
 	s.log.Debug("connection ended", append(fields, zap.String("reason", reason), zap.NamedError("request_error", requestErr), zap.NamedError("response_error", responseErr))...)
 }
 

@@ -17,8 +17,7 @@ type login struct {
 // maxSASLAuthenticate is the newest version whose answer is read.
 const maxSASLAuthenticate = 2
 
-// noteLogin looks into a SASL request of the client's for who logs in how, and reports whether its answer is to be looked at. Tokens without a
-// header, after a SaslHandshake v0, aren't looked into.
+// noteLogin looks into a SASL request of the client's for who logs in how, and reports whether its answer is to be looked at.
 func (c *conn) noteLogin(h protocol.RequestHeader, n int) (watch bool, err error) {
 	if n > maxPeek || h.APIKey != protocol.KeySASLHandshake && h.APIKey != protocol.KeySASLAuthenticate {
 		return false, nil
@@ -34,11 +33,43 @@ func (c *conn) noteLogin(h protocol.RequestHeader, n int) (watch bool, err error
 	if h.APIVersion > maxSASLAuthenticate {
 		return false, nil
 	}
+	c.notePrincipal(protocol.SASLToken(b[:n]))
+	return true, nil
+}
+
+// notePrincipal looks into a token for who logs in, unless one before told.
+func (c *conn) notePrincipal(token []byte) {
 	if who := c.who(); who.principal == "" {
-		who.principal = clip(principal(who.mechanism, protocol.SASLToken(b[:n])))
+		who.principal = clip(principal(who.mechanism, token))
 		c.login.Store(&who)
 	}
-	return true, nil
+}
+
+// noteToken is noteLogin for a token without a header, after a SaslHandshake v0, whose frame has n bytes.
+func (c *conn) noteToken(n int) error {
+	c.tokensSent++
+	if n > maxPeek {
+		return nil
+	}
+	b, err := c.requests.peek(n)
+	if err != nil {
+		return err
+	}
+	c.notePrincipal(b[protocol.SizePrefix:n])
+	return nil
+}
+
+// tokenAnswered is loginAnswered for a token without a header, whose answer has size bytes.
+func (c *conn) tokenAnswered(size int) {
+	c.tokensTaken++
+	c.loginStep(size)
+}
+
+// tokenRefused tells of a token without a header that the broker refused, for which it has no answer but to end the connection. Both goroutines are done.
+func (c *conn) tokenRefused() {
+	if last := lastStep[strings.ToUpper(c.who().mechanism)]; last > 0 && c.tokensSent > c.tokensTaken && c.endedBy.Load() == endedByBroker {
+		c.loginRefused("the broker ended the connection")
+	}
 }
 
 func (c *conn) who() login {
@@ -74,28 +105,38 @@ var lastStep = map[string]int{"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, 
 // handshakeAnswered tells of a mechanism that the broker refuses.
 func (c *conn) handshakeAnswered(frame []byte) {
 	if code, ok := protocol.SASLHandshakeCode(frame); ok && code != 0 {
-		c.loginRefused(code)
+		c.loginRefused(protocol.ErrorName(code))
 	}
 }
 
 // loginAnswered tells how a log-in went.
 func (c *conn) loginAnswered(frame []byte, version int16) {
-	code, ok := protocol.SASLAuthenticateCode(frame, version)
-	if !ok {
-		return
-	}
-	if code != 0 {
-		c.loginRefused(code)
-	} else if c.access != nil {
-		c.access.steps++
-		if last := lastStep[strings.ToUpper(c.who().mechanism)]; c.access.steps >= last {
-			c.accessAuthenticated("ok")
-		}
+	code, token, ok := protocol.SASLAuthenticateAnswer(frame, version)
+	switch {
+	case !ok:
+	case code != 0:
+		c.loginRefused(protocol.ErrorName(code))
+	default:
+		c.loginStep(len(token))
 	}
 }
 
-func (c *conn) loginRefused(code int16) {
-	outcome := protocol.ErrorName(code)
+// loginStep tells of a log-in that is done, once its last token was answered without an error, by size bytes.
+func (c *conn) loginStep(size int) {
+	if c.access == nil {
+		return
+	}
+	mechanism := strings.ToUpper(c.who().mechanism)
+	if mechanism == "OAUTHBEARER" && size > 0 {
+		return // why the token is refused (RFC 7628, 3.2.2); the error follows the client's next message
+	}
+	c.access.steps++
+	if c.access.steps >= lastStep[mechanism] {
+		c.accessAuthenticated("ok")
+	}
+}
+
+func (c *conn) loginRefused(outcome string) {
 	fields := []zap.Field{zap.Stringer("client", c.ends.client), zap.String("mechanism", c.who().mechanism), zap.String("error", outcome)}
 	if c.broker != nil {
 		fields = append(fields, zap.Int32("broker", c.broker.id))

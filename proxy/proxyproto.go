@@ -46,10 +46,13 @@ type endpoints struct {
 	client, proxy net.Addr
 }
 
+// endsOf are the connection's own.
+func endsOf(client net.Conn) endpoints { return endpoints{client.RemoteAddr(), client.LocalAddr()} }
+
 // readProxyHeader takes the header off a connection, if there is one, and nothing of what follows it. Health checks (LOCAL, UNKNOWN) keep the
 // connection's own addresses.
 func readProxyHeader(client net.Conn, way ProxyHeader, timeout time.Duration) (endpoints, error) {
-	own := endpoints{client.RemoteAddr(), client.LocalAddr()}
+	own := endsOf(client)
 	if way == ProxyHeaderOff {
 		return own, nil
 	}

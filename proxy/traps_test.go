@@ -524,28 +524,42 @@ func heapInUse() int64 {
 	return int64(stats.HeapAlloc)
 }
 
+// TestIdleConnectionsHoldNoBuffer: between requests a connection keeps neither of its pipes' buffers, of pipeBuffer each.
 func TestIdleConnectionsHoldNoBuffer(t *testing.T) {
-	s := startBefore(t, script(t, nil), Options{})
-	var clients []*rawClient
-	for range 50 {
-		c := dialRaw(t, s.Addr())
-		c.send(rawRequest(68, 0, 1, nil))
-		c.receive()
-		clients = append(clients, c)
-	}
-	eventually(t, "no connection holds a buffer", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for c := range s.conns {
-			c.requests.mu.Lock()
-			idle := c.requests.idle
-			c.requests.mu.Unlock()
-			if !idle {
-				return false
+	const connections = 200
+	cert, pool := certificate(t)
+	for name, secure := range map[string]*tls.Config{"plaintext": nil, "TLS": {Certificates: []tls.Certificate{cert}}} {
+		t.Run(name, func(t *testing.T) {
+			s := startBefore(t, script(t, nil), Options{DownstreamTLS: secure})
+			before := heapInUse()
+			var clients []*rawClient
+			for range connections {
+				c := dialRaw(t, s.Addr())
+				if secure != nil {
+					c.Conn = tls.Client(c.Conn, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
+					c.r = bufio.NewReader(c.Conn)
+				}
+				c.send(rawRequest(68, 0, 1, make([]byte, 20_000)))
+				c.receive()
+				clients = append(clients, c)
 			}
-		}
-		return len(s.conns) == len(clients)
-	})
+			eventually(t, "all wait for their next request", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				for c := range s.conns {
+					if !c.requests.waiting() {
+						return false
+					}
+				}
+				return len(s.conns) == len(clients)
+			})
+			grown := (heapInUse() - before) / connections // the clients' and the broker's own too
+			t.Logf("%d bytes each", grown)
+			if grown > pipeBuffer*3/4 {
+				t.Errorf("an idle connection takes %d bytes, want less than a buffer, %d", grown, pipeBuffer)
+			}
+		})
+	}
 }
 
 func TestTooManyConnections(t *testing.T) {

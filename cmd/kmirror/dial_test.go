@@ -42,7 +42,8 @@ func TestDialThroughProxies(t *testing.T) {
 	echo := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() })
 	socks, httpProxy := tunnel.Socks(t, "u", "s3cret"), tunnel.Connect(t, "u", "s3cret", established)
 	odd := tunnel.Connect(t, "u", "s3cret", "299 Fine\r\nContent-Length: 1000000") // any 2xx opens the tunnel, and a length in it means nothing
-	for _, url := range []string{"", socks.URL("u", "s3cret"), httpProxy.URL("u", "s3cret"), odd.URL("u", "s3cret")} {
+	openSocks, openHTTP := tunnel.Socks(t, "", ""), tunnel.Connect(t, "", "", established)
+	for _, url := range []string{"", socks.URL("u", "s3cret"), httpProxy.URL("u", "s3cret"), odd.URL("u", "s3cret"), openSocks.URL("", ""), openHTTP.URL("", "")} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatalf("newDial: %v", err)
@@ -63,13 +64,13 @@ func TestDialThroughProxies(t *testing.T) {
 		}
 	}
 	moved := tunnel.Connect(t, "u", "wr0ng", "302 Found\r\nLocation: /\r\nContent-Length: 0")
-	for _, url := range []string{socks.URL("u", "wr0ng"), httpProxy.URL("u", "wr0ng"), moved.URL("u", "wr0ng")} {
+	for _, url := range []string{socks.URL("u", "wr0ng"), httpProxy.URL("u", "wr0ng"), moved.URL("u", "wr0ng"), socks.URL("", ""), httpProxy.URL("", "")} {
 		dial, err := newDial(url)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := dial(t.Context(), "tcp", echo); err == nil || strings.Contains(err.Error(), "wr0ng") {
-			t.Errorf("error with a wrong password = %v, want one without it", err)
+			t.Errorf("%s: error with a wrong password or none = %v, want one without it", url, err)
 		}
 	}
 }

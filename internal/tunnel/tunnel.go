@@ -1,5 +1,5 @@
-// Package tunnel has the proxies that tests reach brokers through: SOCKS5 and HTTP CONNECT, each with a user's password. It isn't for
-// production: nothing has a deadline.
+// Package tunnel has the proxies that tests reach brokers through: SOCKS5 and HTTP CONNECT, each with a user's password, or, with user "", for all who
+// name none. It isn't for production: nothing has a deadline.
 //
 //	p := tunnel.Socks(t, "user", "password")
 //	dial(p.URL("user", "password"))
@@ -7,6 +7,7 @@ package tunnel
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -32,9 +33,13 @@ type Proxy struct {
 // Address is the proxy's HOST:PORT.
 func (p *Proxy) Address() string { return p.address }
 
-// URL names the proxy as proxy_url does.
+// URL names the proxy as proxy_url does, with user "" without credentials.
 func (p *Proxy) URL(user, password string) string {
-	return (&url.URL{Scheme: p.scheme, User: url.UserPassword(user, password), Host: p.address}).String()
+	u := &url.URL{Scheme: p.scheme, Host: p.address}
+	if user != "" {
+		u.User = url.UserPassword(user, password)
+	}
+	return u.String()
 }
 
 // Socks starts a SOCKS5 proxy (RFC 1928, RFC 1929).
@@ -128,14 +133,23 @@ var (
 func (p *Proxy) serveSocks(c net.Conn, user, password string) {
 	b := make([]byte, 256)
 	read := func(n int) []byte { _, _ = io.ReadFull(c, b[:n]); return b[:n] } // what is missing is wrong
-	read(int(read(2)[1]))
-	_, _ = c.Write([]byte{5, 2})
-	name := string(read(int(read(2)[1])))
-	if secret := string(read(int(read(1)[0]))); name != user || secret != password {
-		_, _ = c.Write([]byte{1, 1})
+	method := byte(2)                                                         // a user's password
+	if user == "" {
+		method = 0 // none
+	}
+	if !bytes.Contains(read(int(read(2)[1])), []byte{method}) {
+		_, _ = c.Write([]byte{5, 0xff})
 		return
 	}
-	_, _ = c.Write([]byte{1, 0})
+	_, _ = c.Write([]byte{5, method})
+	if method == 2 {
+		name := string(read(int(read(2)[1])))
+		if secret := string(read(int(read(1)[0]))); name != user || secret != password {
+			_, _ = c.Write([]byte{1, 1})
+			return
+		}
+		_, _ = c.Write([]byte{1, 0})
+	}
 	host := ""
 	switch read(4)[3] {
 	case 1:
@@ -162,7 +176,7 @@ func (p *Proxy) serveConnect(c net.Conn, user, password, answer string) {
 		return
 	}
 	req.Header.Set("Authorization", req.Header.Get("Proxy-Authorization"))
-	if name, secret, _ := req.BasicAuth(); req.Method != http.MethodConnect || name != user || secret != password {
+	if name, secret, named := req.BasicAuth(); named != (user != "") || req.Method != http.MethodConnect || name != user || secret != password {
 		answer = "407 Proxy Authentication Required\r\nContent-Length: 0"
 		fmt.Fprintf(c, "HTTP/1.1 %s\r\n\r\n", answer)
 		return

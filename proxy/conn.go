@@ -581,20 +581,25 @@ func (c *conn) readResponse(r *request, n int) error {
 		return closing(reasonResponse, "%s response of %d bytes is larger than the limit", kmsg.NameForKey(r.header.APIKey), n)
 	}
 	whole := bufpool.Get(n)
-	defer whole.Release()
 	if err := p.take(whole.B); err != nil {
+		whole.Release()
 		return err
 	}
 	changed, err := c.rewrite(r, whole.B)
+	if err == nil && changed == nil {
+		defer whole.Release()
+		return p.write(whole.B)
+	}
+	whole.Release() // before the write: the client may take its time
 	if err != nil {
 		return err
-	}
-	if changed == nil {
-		return p.write(whole.B)
 	}
 	defer changed.Release()
 	return p.write(changed.B)
 }
+
+// rewriteSpare is how many bytes a rewritten response is expected to be longer at most; it may be more.
+const rewriteSpare = 64 << 10
 
 // rewrite returns what the client gets instead of frame; nil if frame stays as it is.
 func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err error) {
@@ -619,7 +624,7 @@ func (c *conn) rewrite(r *request, frame []byte) (changed *bufpool.Buf, err erro
 	if h.APIKey == protocol.KeyMetadata {
 		c.s.access.learnTopics(frame, h.APIVersion)
 	}
-	changed = bufpool.Get(len(frame) + len(frame)/2 + 256)
+	changed = bufpool.Get(len(frame) + min(len(frame)/2, rewriteSpare) + 256)
 	if r.answer == answerVersions {
 		changed.B, err = protocol.CutVersions(changed.B[:0], frame, h.APIVersion)
 	} else {

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"kmirror/internal/bufpool"
 	"kmirror/protocol"
 )
 
@@ -500,6 +501,57 @@ func TestSlowClientsTakeBoundedMemory(t *testing.T) {
 				c.Close()
 			}
 		})
+	}
+}
+
+// TestDeafClientsOfRewrittenAnswers: an answer that is rewritten is kept whole until its client has taken it, but once.
+func TestDeafClientsOfRewrittenAnswers(t *testing.T) {
+	const size, connections = 3 << 20, 30
+	response := metadata(12, Broker{1, "127.0.0.1", 9092})
+	topic := kmsg.NewMetadataResponseTopic()
+	topic.Topic = kmsg.StringPtr("orders")
+	for range size / 50 { // bytes that a partition takes
+		p := kmsg.NewMetadataResponseTopicPartition()
+		p.Replicas, p.ISR, p.OfflineReplicas = []int32{1, 2, 3}, []int32{1, 2, 3}, []int32{}
+		topic.Partitions = append(topic.Partitions, p)
+	}
+	response.Topics = append(response.Topics, topic)
+	answer := responseFrame(response, 1)
+	b := script(t, func(c net.Conn, _ protocol.RequestHeader, _ []byte) { c.Write(answer) })
+	s := startBefore(t, b, Options{})
+	once := dialRaw(t, s.Addr())
+	once.send(requestFrame(&kmsg.MetadataRequest{Version: 12}, 1))
+	once.receive()
+	before := heapInUse()
+	var clients []*rawClient
+	for range connections {
+		c := dialRaw(t, s.Addr())
+		c.Conn.(*net.TCPConn).SetReadBuffer(32 << 10)
+		c.send(requestFrame(&kmsg.MetadataRequest{Version: 12}, 1))
+		clients = append(clients, c)
+	}
+	for _, c := range clients {
+		c.r.Peek(1)
+	}
+	var written atomic.Int64
+	eventually(t, "no answer is taken further", func() bool {
+		var n int64
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for c := range s.conns {
+			n += c.responseBytes.Load()
+		}
+		return written.Swap(n) == n
+	})
+	grown := (heapInUse() - before) / connections
+	t.Logf("%d bytes for each of %d answers of %d", grown, connections, len(answer))
+	if limit := int64(bufpool.Footprint(len(answer)+rewriteSpare+256)) + pipeBuffer; grown > limit {
+		t.Errorf("a client that doesn't read takes %d bytes for an answer of %d, want at most %d", grown, len(answer), limit)
+	}
+	for _, c := range clients {
+		if got := len(c.receive()); got < len(answer)-10 {
+			t.Errorf("got %d bytes, want the whole answer of about %d", got, len(answer))
+		}
 	}
 }
 

@@ -53,6 +53,12 @@ func TestSilentAndDeafClients(t *testing.T) {
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
+	kafkatest.Eventually(t, time.Minute, func() error {
+		if n := warnedOf(in.Log(), "took nothing of its answers"); n != 1 {
+			return fmt.Errorf("%d log lines about deaf clients, want one", n)
+		}
+		return nil
+	})
 	stop()
 	if rise := most.Load() - rss; rise > 50<<20 {
 		t.Errorf("the resident memory rose by %d MiB, want less than 50", rise>>20)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,8 @@ func TestHandshakeV0(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			direct := broker.Listener(tt.listener)
-			args := append([]string{"--roles", "proxy", "--log.level", "debug"}, ownLogin("source", "PLAIN")...)
+			accessLog := filepath.Join(t.TempDir(), "access.log")
+			args := append([]string{"--roles", "proxy", "--log.level", "debug", "--log.access", accessLog}, ownLogin("source", "PLAIN")...)
 			if tt.tls != nil {
 				args = append(args, "--source.tls.enabled=true", "--source.tls.ca_file", source.ca.file)
 			}
@@ -57,13 +59,27 @@ func TestHandshakeV0(t *testing.T) {
 			if want, got := logInV0(t, direct, tt.tls, "NONE", ""), logInV0(t, in.BrokerAddr(1), nil, "NONE", ""); got != want || !strings.Contains(want, "UNSUPPORTED") {
 				t.Errorf("a mechanism that isn't enabled: through the proxy %q, directly %q", got, want)
 			}
-			wantNoSecret(t, in.Log())
 			kafkatest.Eventually(t, 30*time.Second, func() error {
 				if n := in.Metrics()["kmirror_proxy_connections"]; n != 0 {
 					return fmt.Errorf("%v connections are left", n)
 				}
 				return nil
 			})
+			access, err := os.ReadFile(accessLog)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, mechanism := range []string{"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"} {
+				for _, result := range []string{"ok", "the broker ended the connection"} {
+					if n := testbed.CountLines(string(access), `"authenticate"`, fmt.Sprintf("%q", mechanism), fmt.Sprintf("%q", user), fmt.Sprintf("%q", result)); n != 1 {
+						t.Errorf("the access log tells %d times of a log-in of %s with %s: %s, want once\n%s", n, user, mechanism, result, access)
+					}
+				}
+			}
+			if testbed.CountLines(in.Log(), "refused a client's log-in", "127.0.0.1", "PLAIN") == 0 {
+				t.Error("the log doesn't name the client and the mechanism of a refused log-in")
+			}
+			wantNoSecret(t, in.Log()+string(access))
 		})
 	}
 }

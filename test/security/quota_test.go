@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -56,11 +58,33 @@ func throttle(t *testing.T, seeds []string, topic string, n int, opts ...kgo.Opt
 	return time.Duration(longest.Load())
 }
 
+// javaThrottle is throttle for one request of Java's producer, which prints the times that it was told.
+func javaThrottle(t *testing.T, bootstrap, topic, clientID string) time.Duration {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "client.properties")
+	text := fmt.Sprintf("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "+
+		"username=\"%s\" password=\"%s\";\nclient.id=%s\n", user, password, clientID)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := kafkatest.Tool(t, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--num-records", "1", "--record-size", "300000", "--throughput", "-1",
+		"--print-metrics", "--producer.config", file, "--producer-props", "bootstrap.servers="+bootstrap)
+	found := regexp.MustCompile(`produce-throttle-time-max:\{[^}]*\}\s*:\s*([0-9.]+)`).FindStringSubmatch(out)
+	if found == nil {
+		t.Fatalf("ProducerPerformance printed no throttle time\n%s", out)
+	}
+	ms, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ms * float64(time.Millisecond))
+}
+
 type onThrottle func(time.Duration)
 
 func (f onThrottle) OnBrokerThrottle(_ kgo.BrokerMetadata, d time.Duration, _ bool) { f(d) }
 
-// TestQuotas: a broker throttles the client ID or the user that wrote, through the proxy as directly, and nobody else.
+// TestQuotas is case C36: a broker throttles the client ID or the user that wrote, through the proxy as directly, and nobody else.
 func TestQuotas(t *testing.T) {
 	source := startSecured(t)
 	_, mirror := kafkatest.Shared(t)
@@ -81,6 +105,15 @@ func TestQuotas(t *testing.T) {
 		if direct, proxied := waits[0], waits[1]; direct == 0 || proxied < direct*9/10 || proxied > direct*11/10 {
 			t.Errorf("%s: throttled for %v through the proxy, for %v directly", kind, proxied, direct)
 		}
+	}
+	var waits []time.Duration
+	for i, seeds := range [][]string{source.Seeds(), in.Seeds()} {
+		name := fmt.Sprintf("java-%d", i)
+		setQuota(t, source, "client-id", name, 20_000)
+		waits = append(waits, javaThrottle(t, seeds[0], "quotas", name))
+	}
+	if direct, proxied := waits[0], waits[1]; direct == 0 || proxied < direct*9/10 || proxied > direct*11/10 {
+		t.Errorf("Java: throttled for %v through the proxy, for %v directly", proxied, direct)
 	}
 	if wait := throttle(t, in.Seeds(), "quotas", 3, kgo.ClientID("another"), kgo.SASL(login("PLAIN", user, password))); wait != 0 {
 		t.Errorf("a client without a quota was throttled for %v", wait)

@@ -88,7 +88,6 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	}
 	defer s.endConnecting(client)
 	keepAlive(client)
-	limitUnread(client, s.o.Limits.Unread, s.log)
 	if t, ok := client.(*sock.Conn); ok {
 		t.SetWriteBuffer(answerBuffer)
 	}

@@ -65,6 +65,8 @@ type conn struct {
 	sweptAsked    uint64 // of the sweep
 	sweptZeroAcks int64
 	quietSince    time.Time
+	sweptResponse int64
+	unreadLimited bool      // the kernel was told of Limits.Unread
 	leftSince     time.Time // the client ended its stream, and the broker takes nothing
 	leftBytes     int64
 }

@@ -50,18 +50,7 @@ func (p *pipe) waiting() bool {
 
 // stateOf asks the kernel, and takes nothing from the socket.
 func stateOf(peer net.Conn) (state peerState) {
-	if t, ok := peer.(*tls.Conn); ok {
-		peer = t.NetConn()
-	}
-	tcp, ok := peer.(syscall.Conn)
-	if !ok {
-		return peerThere
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return peerThere
-	}
-	_ = raw.Control(func(fd uintptr) { // a closed one isn't asked
+	onSocket(peer, func(fd int) {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		if n, err := unix.Poll(fds, 0); n != 1 || err != nil {
 			return
@@ -74,4 +63,16 @@ func stateOf(peer net.Conn) (state peerState) {
 		}
 	})
 	return state
+}
+
+// onSocket calls f with the socket below a connection, unless it's closed.
+func onSocket(c net.Conn, f func(fd int)) {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	if s, ok := c.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { f(int(fd)) }) // fails for a closed one alone
+		}
+	}
 }

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"kmirror/protocol"
 )
@@ -546,6 +547,33 @@ func TestPlacesOfAnAddressAreTakenBeforeTheHandshake(t *testing.T) {
 		c.Close()
 	}
 	eventually(t, "their places are free", taken(0))
+}
+
+// TestUnreadLimitIsForWhatIsUnread: the kernel is told of it while there is something to take. At other times it would take the place of keep-alive's, which
+// finds vanished clients sooner.
+func TestUnreadLimitIsForWhatIsUnread(t *testing.T) {
+	const limit = 10 * time.Minute
+	s := startBefore(t, script(t, nil), Options{Limits: Limits{Unread: limit}})
+	c := dialRaw(t, s.Addr())
+	inForce := func(want time.Duration) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			milliseconds := -1
+			for c := range s.conns {
+				onSocket(c.client, func(fd int) { milliseconds, _ = unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
+			}
+			return milliseconds == int(want.Milliseconds())
+		}
+	}
+	eventually(t, "a client that has asked nothing has none", inForce(0))
+	request := rawRequest(68, 0, 7, make([]byte, 30<<20)) // more than the sockets hold
+	c.send(request)
+	eventually(t, "one that doesn't read has it", inForce(limit))
+	if got := len(c.receive()); got != len(request)-4 {
+		t.Errorf("got %d bytes, want %d", got, len(request)-4)
+	}
+	eventually(t, "one that has read all has none", inForce(0))
 }
 
 // TestMaximumAgesDiffer: connections that begin together don't end together, nor before nine tenths of the limit.

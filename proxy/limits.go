@@ -7,10 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
-
-	"kmirror/internal/sock"
 )
 
 // Limits bound what client connections may take and how long. Zero means none, unless said otherwise.
@@ -41,6 +38,7 @@ func (s *Server) sweep(ctx context.Context) {
 			s.mu.Lock()
 			for c := range s.conns {
 				c.holdAgainst(limits, now)
+				c.limitUnread(limits.Unread)
 				c.noticeEnd(now)
 			}
 			s.mu.Unlock()
@@ -88,24 +86,30 @@ func jittered(age time.Duration) time.Duration {
 	return age - time.Duration(rand.Int64N(int64(age)/10+1))
 }
 
-// limitUnread lets the kernel end a connection whose peer takes nothing for too long.
-func limitUnread(client net.Conn, limit time.Duration, log *zap.Logger) {
-	tcp, ok := client.(*sock.Conn)
-	if !ok || limit <= 0 {
+// limitUnread has the kernel end c if its client takes nothing for too long (TCP_USER_TIMEOUT), but only while there is something to take: that limit takes
+// the place of keepAlive's, which finds within a minute that a quiet client has vanished. Only the sweep calls it, with s.mu held.
+func (c *conn) limitUnread(limit time.Duration) {
+	if limit <= 0 {
 		return
 	}
-	raw, err := tcp.SyscallConn()
-	if err == nil {
-		controlErr := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit.Milliseconds()))
-		})
-		if err == nil {
-			err = controlErr
+	asked, answered := c.flight.totals()
+	n := c.responseBytes.Load()
+	if asked == answered && n == c.sweptResponse && !c.unreadLimited {
+		return
+	}
+	c.sweptResponse = n
+	onSocket(c.client, func(fd int) {
+		queued, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		if limited := queued > 0; err == nil && limited != c.unreadLimited {
+			milliseconds := 0
+			if limited {
+				milliseconds = int(limit.Milliseconds())
+			}
+			if unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, milliseconds) == nil {
+				c.unreadLimited = limited
+			}
 		}
-	}
-	if err != nil {
-		log.Debug("TCP_USER_TIMEOUT not set", zap.Error(err))
-	}
+	})
 }
 
 // takeAddress counts a connection of an address; false if it has too many. s.mu is held.

@@ -14,18 +14,33 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kmirror/internal/kafkatest"
+	"kmirror/test/clients"
 	"kmirror/test/testbed"
 )
 
 // logInCase is a log-in that a listener takes or refuses.
-type logInCase struct{ name, listener, mechanism, password string }
+type logInCase struct {
+	name, listener, mechanism, password string
+	handshake                           int // of sarama: the version of SaslHandshake
+}
 
 var logInCases = []logInCase{
-	{"right", "SASL", "SCRAM-SHA-512", password},
-	{"wrong PLAIN", "SASL", "PLAIN", "wr0ng"},
-	{"wrong SCRAM", "SASL", "SCRAM-SHA-256", "wr0ng"},
-	{"disabled mechanism", "FEW", "SCRAM-SHA-256", password},
-	{"listener without log-ins", "PLAINTEXT", "PLAIN", password},
+	{"right", "SASL", "SCRAM-SHA-512", password, 1},
+	{"wrong PLAIN", "SASL", "PLAIN", "wr0ng", 1},
+	{"wrong SCRAM", "SASL", "SCRAM-SHA-256", "wr0ng", 1},
+	{"disabled mechanism", "FEW", "SCRAM-SHA-256", password, 1},
+	{"listener without log-ins", "PLAINTEXT", "PLAIN", password, 1},
+}
+
+// saramaCases are without SCRAM, which sarama leaves to other libraries.
+var saramaCases = []logInCase{
+	{"right", "SASL", "PLAIN", password, 1},
+	{"right, handshake v0", "SASL", "PLAIN", password, 0},
+	{"wrong PLAIN", "SASL", "PLAIN", "wr0ng", 1},
+	{"wrong PLAIN, handshake v0", "SASL", "PLAIN", "wr0ng", 0},
+	{"expired token", "SASL", "OAUTHBEARER", token(user, time.Now().Add(-time.Minute)), 1},
+	{"disabled mechanism", "FEW", "OAUTHBEARER", token(user, time.Now().Add(time.Hour)), 1},
+	{"listener without log-ins", "PLAINTEXT", "PLAIN", password, 1},
 }
 
 // TestForeignClientsRefused is case C29 with clients of other makes: each sees the same error through the proxy as directly.
@@ -42,9 +57,13 @@ func TestForeignClientsRefused(t *testing.T) {
 		kafkatest.Eventually(t, 30*time.Second, func() error { _, err := in.AskStatus(); return err })
 		instances[listener] = in
 	}
-	clients := map[string]func(*testing.T, string, logInCase) *exec.Cmd{"java": javaLogIn, "confluent-kafka": pythonLogIn("confluent-kafka"), "kafka-python": pythonLogIn("kafka-python")}
-	for name, client := range clients {
-		for _, c := range logInCases {
+	programs := map[string]func(*testing.T, string, logInCase) *exec.Cmd{"java": javaLogIn, "confluent-kafka": pythonLogIn("confluent-kafka"), "kafka-python": pythonLogIn("kafka-python"), "sarama": saramaLogIn}
+	for name, client := range programs {
+		cases := logInCases
+		if name == "sarama" {
+			cases = saramaCases
+		}
+		for _, c := range cases {
 			t.Run(name+"/"+c.name, func(t *testing.T) {
 				direct, proxied := client(t, at[c.listener], c), client(t, instances[c.listener].Seeds()[0], c)
 				var want, got string
@@ -58,7 +77,7 @@ func TestForeignClientsRefused(t *testing.T) {
 					t.Errorf("through the proxy %q, directly %q", got, want)
 				}
 				t.Logf("%s; directly after %v, through the proxy after %v", want, wantTook, gotTook)
-				if served := strings.Contains(want, "served"); served != (c.name == "right") {
+				if served := strings.Contains(want, "served"); served != strings.HasPrefix(c.name, "right") {
 					t.Errorf("directly: %q", want)
 				}
 			})
@@ -107,6 +126,10 @@ func javaLogIn(t *testing.T, bootstrap string, c logInCase) *exec.Cmd {
 		t.Fatal(err)
 	}
 	return kafkatest.ToolCommand(t, "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", bootstrap, "--command-config", file, "--list")
+}
+
+func saramaLogIn(t *testing.T, bootstrap string, c logInCase) *exec.Cmd {
+	return clients.SaramaLogIn(t, bootstrap, c.mechanism, c.handshake, user, c.password)
 }
 
 // pythonLogIn runs a client of Python's, skipped where `make deps` didn't install it, but not on CI.

@@ -1,4 +1,4 @@
-// Command sarama prints a transcript of IBM's sarama: transcript BOOTSTRAP PREFIX. It is a module of its own, so that kmirror doesn't depend on sarama.
+// Command sarama prints a transcript of IBM's sarama: transcript BOOTSTRAP PREFIX; or how a log-in goes: login BOOTSTRAP MECHANISM HANDSHAKE USER SECRET. It is a module of its own, so that kmirror doesn't depend on sarama.
 package main
 
 import (
@@ -15,11 +15,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 || os.Args[1] != "transcript" {
-		fmt.Fprintln(os.Stderr, "usage: sarama transcript BOOTSTRAP PREFIX")
+	var err error
+	switch args := os.Args[1:]; {
+	case len(args) == 3 && args[0] == "transcript":
+		err = transcript(args[1], args[2])
+	case len(args) == 6 && args[0] == "login":
+		err = login(args[1], args[2], args[3], args[4], args[5])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: sarama transcript BOOTSTRAP PREFIX | login BOOTSTRAP MECHANISM HANDSHAKE USER SECRET")
 		os.Exit(2)
 	}
-	if err := transcript(os.Args[2], os.Args[3]); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

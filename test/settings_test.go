@@ -51,7 +51,7 @@ func TestServerLists(t *testing.T) {
 func TestMistakesEndTheStart(t *testing.T) {
 	listen := fmt.Sprintf("127.0.0.1:%d", kafkatest.PortBlock(t, 1))
 	for name, mistake := range map[string]struct{ text, want string }{
-		"misspelt key": {"sorce: {bootstrap: [a:9092]}\nmirror: {bootstrap: [b:9092]}\n", "source"},
+		"misspelt key": {"sorce: {bootstrap: [a:9092]}\nmirror: {bootstrap: [b:9092]}\n", "sorce: unknown key, did you mean source?"},
 		"wrong type":   {"source: {bootstrap: [a:9092]}\nmirror: {bootstrap: [b:9092]}\ngrace: soon\n", "grace"},
 		"no mirror":    {"source: {bootstrap: [a:9092]}\n", "mirror.bootstrap"},
 	} {

@@ -202,6 +202,12 @@ func TestTLSEverywhere(t *testing.T) {
 	load.Stop()
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, "secure", time.Minute, kafkatest.SameOffsets())
+	wantRefused(t, in, ca, other)
+}
+
+// wantRefused fails unless a client of another authority than ca is refused, and one of an old TLS.
+func wantRefused(t *testing.T, in *testbed.Instance, ca, other *authority) {
+	t.Helper()
 	untrusted := other.client(ca, 8)
 	// By itself Go's client doesn't show a certificate of an authority that the server doesn't name.
 	untrusted.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &untrusted.Certificates[0], nil }

@@ -99,7 +99,7 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		err = closing(reasonLimit, "connection refused: %d of this address are open", s.o.Limits.PerIP)
 	} else if err == nil {
 		defer s.dismiss(addressOf(c.ends.client))
-		err = c.handshake()
+		err = aside(c.handshake)
 	}
 	if err != nil {
 		s.closed(c, err, nil)
@@ -109,7 +109,10 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	if towards != nil && s.guesses(towards) {
 		c.guessed, towards = true, nil
 	}
-	source, err := s.connectSource(c, towards)
+	err = aside(func() (err error) {
+		c.source, err = s.connectSource(c, towards)
+		return err
+	})
 	if err != nil {
 		if e, ok := errors.AsType[*closeError](err); ok && e.reason == reasonDial {
 			pause(s.base, unreachableWait(time.Since(now), rand.N[time.Duration]))
@@ -118,10 +121,9 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 		s.closed(c, err, nil)
 		return
 	}
-	c.source = source
 	if !s.enter(c) {
 		reset(client)
-		source.Close()
+		c.source.Close()
 		return
 	}
 	s.endConnecting(client)
@@ -130,6 +132,13 @@ func (s *Server) serveClient(client net.Conn, b *broker) {
 	s.mu.Lock()
 	delete(s.conns, c)
 	s.mu.Unlock()
+}
+
+// aside calls f on another stack: dialling and TLS handshakes take a deep one, and a goroutine keeps what it took.
+func aside(f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return <-done
 }
 
 // unreachableWait is how much longer a client whose broker can't be reached waits for the end of its connection, which took so long already: without

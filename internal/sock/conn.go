@@ -98,7 +98,7 @@ func (c *Conn) AwaitRead(try func(fd uintptr) (done bool)) error {
 
 // TryReceive reads what there is, with the flags of recv(2). It returns false if nothing is there yet, and io.EOF at the stream's end.
 func (c *Conn) TryReceive(fd uintptr, b []byte, flags int) (n int, done bool, err error) {
-	return c.in.calls.receive(fd, b, flags)
+	return received(c.in.calls.do(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(min(len(b), maxCall)), uintptr(flags), 0, 0))
 }
 
 func (t *transfer) begin(b []byte, flags int) { t.b, t.flags, t.n, t.err = b, flags, 0, nil }
@@ -112,13 +112,14 @@ func (t *transfer) end(c *Conn, op string, err error) (int, error) {
 }
 
 func (t *transfer) receive(fd uintptr) (done bool) {
-	t.n, done, t.err = t.calls.receive(fd, t.b, t.flags)
+	t.n, done, t.err = received(t.calls.do(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.b))), uintptr(min(len(t.b), maxCall)), uintptr(t.flags), 0, 0))
 	return done
 }
 
 func (t *transfer) send(fd uintptr) (done bool) {
 	for t.n < len(t.b) {
-		n, errno := t.calls.bytes(unix.SYS_SENDTO, fd, t.b[t.n:], t.flags)
+		rest := t.b[t.n:]
+		n, errno := t.calls.do(unix.SYS_SENDTO, fd, uintptr(unsafe.Pointer(unsafe.SliceData(rest))), uintptr(min(len(rest), maxCall)), uintptr(t.flags), 0, 0)
 		switch errno {
 		case 0:
 			t.n += n
@@ -132,11 +133,8 @@ func (t *transfer) send(fd uintptr) (done bool) {
 	return true
 }
 
-// calls makes the system calls of one direction of a connection.
-type calls uint
-
-func (c *calls) receive(fd uintptr, b []byte, flags int) (n int, done bool, err error) {
-	n, errno := c.bytes(unix.SYS_RECVFROM, fd, b, flags)
+// received is what recv(2) tells.
+func received(n int, errno unix.Errno) (_ int, done bool, err error) {
 	switch {
 	case errno == unix.EAGAIN:
 		return 0, false, nil
@@ -148,10 +146,8 @@ func (c *calls) receive(fd uintptr, b []byte, flags int) (n int, done bool, err 
 	return n, true, nil
 }
 
-// bytes is recvfrom(2) or sendto(2) without an address.
-func (c *calls) bytes(trap, fd uintptr, b []byte, flags int) (n int, errno unix.Errno) {
-	return c.do(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(min(len(b), maxCall)), uintptr(flags), 0, 0)
-}
+// calls makes the system calls of one direction of a connection. An idle connection's memory is mostly its two stacks, so what lies below a wait is flat.
+type calls uint
 
 // announce counts a call and reports whether it's to be announced.
 func (c *calls) announce() bool {

@@ -28,7 +28,9 @@ func (f *failing) Accept() (net.Conn, error) {
 func TestAcceptGoesOn(t *testing.T) {
 	log, logs := observed()
 	s := startBefore(t, script(t, nil), Options{Logger: log})
-	dialRaw(t, s.Addr()) // it runs
+	c := dialRaw(t, s.Addr())
+	c.send(rawRequest(68, 0, 1, nil))
+	c.receive() // Run has begun, which accept needs
 	once := []error{syscall.EMFILE, syscall.ENOMEM, syscall.EPROTO, syscall.EPERM, syscall.ENETDOWN, syscall.EHOSTUNREACH}
 	if err := s.accept(&failing{errs: once}, nil); err != nil {
 		t.Errorf("accept = %v, want it to go on", err)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -164,13 +163,8 @@ func TestSettingsReachTheProxy(t *testing.T) {
 			})
 			counted := fmt.Sprintf("kmirror_proxy_connections_closed_total{reason=%q} 1\n", tt.reason)
 			kafkatest.Eventually(t, 20*time.Second, func() error {
-				resp, err := http.Get("http://" + admin + "/metrics")
-				if err != nil {
-					return err
-				}
-				defer resp.Body.Close()
-				text, err := io.ReadAll(resp.Body)
-				if err == nil && !strings.Contains(string(text), counted) {
+				text, err := adminPage(admin, "/metrics")
+				if err == nil && !strings.Contains(text, counted) {
 					err = fmt.Errorf("no %q in the metrics", counted)
 				}
 				return err

@@ -116,17 +116,23 @@ func freePort(t *testing.T) string {
 func waitReady(t *testing.T, adminAddress string) {
 	t.Helper()
 	kafkatest.Eventually(t, 20*time.Second, func() error {
-		resp, err := http.Get("http://" + adminAddress + "/readyz")
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err == nil && resp.StatusCode != http.StatusOK {
-			err = errors.New(string(body))
-		}
+		_, err := adminPage(adminAddress, "/readyz")
 		return err
 	})
+}
+
+// adminPage gets a page of the operator's listener; one that isn't OK is an error with its text.
+func adminPage(adminAddress, path string) (string, error) {
+	resp, err := http.Get("http://" + adminAddress + path)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(string(body))
+	}
+	return string(body), err
 }
 
 // produce writes n records through a bootstrap address.

@@ -127,21 +127,27 @@ func TestAFrameThatEndsEarly(t *testing.T) {
 			t.Errorf("head of the stream's last bytes %q = %q, %v, want all and %v", tc.sent, b, err, tc.want)
 		}
 	}
+	const size = 4 * spliceMin
 	for _, cut := range []int{protocol.SizePrefix, spliceMin / 2, spliceMin + 1} {
-		p, sender, receiver := expectsLarge(t, time.Minute)
-		sent := bytes.Repeat([]byte("x"), cut)
-		sender.Write(sent)
-		sender.CloseWrite()
-		if _, err := p.head(protocol.SizePrefix); err != nil || !p.ahead {
-			t.Fatalf("head = %v, ahead %v", err, p.ahead)
-		}
 		var whole atomic.Uint64
-		if err := p.streamKept(make([]byte, 2*spliceMin), &whole, 7); err != io.ErrUnexpectedEOF || whole.Load() != 0 {
-			t.Errorf("a kept frame cut at %d: %v, whole %d, want io.ErrUnexpectedEOF and 0", cut, err, whole.Load())
-		}
-		p.direct.CloseWrite()
-		if got, _ := io.ReadAll(receiver); !bytes.Equal(got, sent) {
-			t.Errorf("the receiver got %d bytes, want the %d that came", len(got), len(sent))
+		for way, pass := range map[string]func(p *pipe) error{
+			"streamed": func(p *pipe) error { return p.stream(size) },
+			"kept":     func(p *pipe) error { return p.streamKept(make([]byte, size), &whole, 7) },
+		} {
+			p, sender, receiver := expectsLarge(t, time.Minute)
+			sent := bytes.Repeat([]byte("x"), cut)
+			sender.Write(sent)
+			sender.CloseWrite()
+			if _, err := p.head(protocol.SizePrefix); err != nil || !p.ahead {
+				t.Fatalf("head = %v, ahead %v", err, p.ahead)
+			}
+			if err := pass(p); err != io.ErrUnexpectedEOF || whole.Load() != 0 {
+				t.Errorf("a frame that is %s, cut at %d: %v, whole %d, want io.ErrUnexpectedEOF and 0", way, cut, err, whole.Load())
+			}
+			p.direct.CloseWrite()
+			if got, _ := io.ReadAll(receiver); !bytes.Equal(got, sent) {
+				t.Errorf("the receiver got %d bytes, want the %d that came", len(got), len(sent))
+			}
 		}
 	}
 }

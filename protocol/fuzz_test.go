@@ -115,7 +115,7 @@ func FuzzCutVersions(f *testing.F) {
 // FuzzProduceRequest: no panic; what kmsg reads, the walk reads alike.
 func FuzzProduceRequest(f *testing.F) {
 	r := rand.New(rand.NewSource(1))
-	for version := int16(minProduce); version <= maxProduce; version++ {
+	for version := int16(0); version <= maxProduce; version++ {
 		request := newProduceRequest(version)
 		fill(r, reflect.ValueOf(request).Elem())
 		f.Add(requestFrame(request, 7, kmsg.StringPtr("client"), 1))
@@ -147,7 +147,7 @@ func FuzzProduceRequest(f *testing.F) {
 // FuzzProduceResponse: no panic; what kmsg reads, the walk reads alike.
 func FuzzProduceResponse(f *testing.F) {
 	r := rand.New(rand.NewSource(1))
-	for version := int16(minProduce); version <= maxProduce; version++ {
+	for version := int16(0); version <= maxProduce; version++ {
 		f.Add(version, responseFrame(filledResponse(r, KeyProduce, version), 7))
 	}
 	f.Fuzz(func(t *testing.T, version int16, frame []byte) {

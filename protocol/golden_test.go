@@ -214,7 +214,7 @@ func TestGoldenVersions(t *testing.T) {
 }
 
 func TestGoldenProduce(t *testing.T) {
-	for version := int16(minProduce); version <= maxProduce; version++ {
+	for version := int16(0); version <= maxProduce; version++ {
 		request := newProduceRequest(version)
 		request.Acks, request.TimeoutMillis = -1, 30000
 		for _, name := range []string{"orders", "payments"} {

@@ -11,18 +11,21 @@ package protocol
 //	       | log append time int64 (v2-) | log start offset int64 (v5-) | error records [ int32 | string* ] and error
 //	         message string* (v8-) ] ] | throttle time int32 (v1-) | tag 0: node endpoints (v10-)
 const (
-	minProduce     = 3 // earlier versions carry message formats v0 and v1 and are passed on unread
+	batchProduce   = 3 // earlier versions carry message sets, of formats v0 and v1
 	topicIDProduce = 13
 )
 
 // ReadsProduce reports whether Produce requests and responses of this version are understood here.
-func ReadsProduce(version int16) bool { return version >= minProduce && version <= maxProduce }
+func ReadsProduce(version int16) bool { return version >= 0 && version <= maxProduce }
+
+// ProducesBatches reports whether Produce requests of this version carry record batches; those before carry message sets.
+func ProducesBatches(version int16) bool { return version >= batchProduce && version <= maxProduce }
 
 // ProduceAcks reads what a Produce request of any version asks for: acks, and whether it is part of a transaction. The frame may
 // end early; ErrShort then asks for more of it, up to the whole.
 func ProduceAcks(frame []byte, h RequestHeader) (acks int16, transactional bool, err error) {
 	w := requestBody(frame, h)
-	if h.APIVersion >= minProduce {
+	if h.APIVersion >= batchProduce {
 		transactional = w.nullableString() != nil
 	}
 	acks = w.int16()
@@ -32,7 +35,7 @@ func ProduceAcks(frame []byte, h RequestHeader) (acks int16, transactional bool,
 	return acks, transactional, nil
 }
 
-// ProduceRequest walks over the partitions of a Produce request, v3 to v13:
+// ProduceRequest walks over the partitions of a Produce request, v0 to v13:
 //
 //	for r := NewProduceRequest(frame); r.Next(); {
 //		r.Topic, r.Partition, r.Records …
@@ -40,10 +43,10 @@ func ProduceAcks(frame []byte, h RequestHeader) (acks int16, transactional bool,
 //
 // What it returns aliases the frame. After the last Next, Err tells whether the frame was whole.
 type ProduceRequest struct {
-	Topic     []byte // v3-12, else nil
+	Topic     []byte // v0-12, else nil
 	TopicID   TopicID
 	Partition int32
-	Records   []byte // nil for null
+	Records   []byte // a message set before v3; nil for null
 
 	partitionWalk
 }
@@ -63,7 +66,9 @@ func NewProduceRequest(frame []byte) ProduceRequest {
 	h := ParseRequestHeader(frame)
 	w := requestBody(frame, h)
 	w.bad = w.bad || h.APIKey != KeyProduce || !ReadsProduce(h.APIVersion)
-	w.nullableString()
+	if h.APIVersion >= batchProduce {
+		w.nullableString() // transactional ID
+	}
 	w.skip(2 + 4)
 	r := ProduceRequest{partitionWalk: partitionWalk{w: w, version: h.APIVersion}}
 	r.topics = r.w.count(2)
@@ -114,18 +119,21 @@ func (r *ProduceRequest) Next() bool {
 // Err is nil if the walk got to the end of a well-formed request.
 func (r *ProduceRequest) Err() error { return r.w.err("Produce request", r.version) }
 
-// ProduceResponse walks over the partitions of a Produce response, v3 to v13, as ProduceRequest does.
+// ProduceResponse walks over the partitions of a Produce response, v0 to v13, as ProduceRequest does.
 type ProduceResponse struct {
-	Topic         []byte // v3-12, else nil
+	Topic         []byte // v0-12, else nil
 	TopicID       TopicID
 	Partition     int32
 	ErrorCode     int16
 	BaseOffset    int64 // -1 on error
-	LogAppendTime int64 // milliseconds; -1 if the batch kept the producer's timestamps
+	LogAppendTime int64 // milliseconds; -1 if the batch kept the producer's timestamps, and before v2
 
 	partitionWalk
 	endpoints bool
 }
+
+// minAnswer is the size of the smallest partition in a Produce response, that of v0.
+const minAnswer = 4 + 2 + 8
 
 // NewProduceResponse begins the walk over a response frame.
 func NewProduceResponse(frame []byte, version int16) ProduceResponse {
@@ -141,13 +149,13 @@ func (r *ProduceResponse) Next() bool {
 	if r.done {
 		return false
 	}
-	if r.nextPartition(&r.Topic, &r.TopicID, 22) {
+	if r.nextPartition(&r.Topic, &r.TopicID, minAnswer) {
 		r.readPartition()
 		if !r.w.bad {
 			return true
 		}
 	}
-	r.w.skip(4) // throttle time
+	skipThrottleTime(&r.w, r.version)
 	if r.w.flexible {
 		for range r.w.tagCount() {
 			tag := r.w.uvarint()
@@ -166,8 +174,18 @@ func (r *ProduceResponse) readPartition() {
 	r.Partition = r.w.int32()
 	r.ErrorCode = r.w.int16()
 	r.BaseOffset = r.w.int64()
-	r.LogAppendTime = r.w.int64()
+	r.LogAppendTime = -1
+	if r.version >= 2 {
+		r.LogAppendTime = r.w.int64()
+	}
 	skipProducePartition(&r.w, r.version)
+}
+
+// skipThrottleTime skips what ends a Produce response that isn't flexible.
+func skipThrottleTime(w *walker, version int16) {
+	if version >= 1 {
+		w.skip(4)
+	}
 }
 
 // skipProducePartition skips what follows the log append time in a partition of a Produce response.

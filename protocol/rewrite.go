@@ -366,11 +366,11 @@ func (c *copier) produce(version int16) {
 	r := ProduceResponse{partitionWalk: partitionWalk{w: c.w, version: version}}
 	r.w.bad = r.w.bad || !ReadsProduce(version)
 	r.topics = r.w.count(2)
-	for r.nextPartition(&r.Topic, &r.TopicID, 22) {
+	for r.nextPartition(&r.Topic, &r.TopicID, minAnswer) {
 		r.readPartition()
 	}
 	c.w = r.w
-	c.w.skip(4) // throttle time
+	skipThrottleTime(&c.w, version)
 	if !c.w.flexible {
 		return
 	}

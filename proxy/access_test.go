@@ -69,6 +69,9 @@ func TestTopicsOfTheAccessLog(t *testing.T) {
 		answers int
 		want    []string
 	}{
+		{"v0, mirror", &recorder{}, [][]byte{requestFrame(produceTo(0, -1, records(1)), 1)}, 1, []string{"produce orders"}},
+		{"v2, no mirror", nil, [][]byte{requestFrame(produceTo(2, 1, records(1)), 1)}, 1, []string{"produce orders"}},
+		{"acks=0, v1", nil, [][]byte{requestFrame(produceTo(1, 0, records(1)), 1)}, 0, []string{"produce orders"}},
 		{"v3, no mirror", nil, [][]byte{requestFrame(produceTo(3, -1, records(1)), 1)}, 1, []string{"produce orders"}},
 		{"v9, mirror", &recorder{}, [][]byte{requestFrame(produceTo(9, 1, records(1)), 1)}, 1, []string{"produce orders"}},
 		{"v13, unknown ID", nil, [][]byte{requestFrame(produceTo(13, -1, records(1)), 1)}, 1, []string{"produce AQIDAAAAAAAAAAAAAAAAAA"}},

@@ -331,12 +331,10 @@ func (c *conn) forwardProduce(r request, n int) error {
 		}
 		return c.passOn(n) // there is no response
 	}
-	mirrored := protocol.ReadsProduce(r.header.APIVersion) && c.s.o.Sink != nil
-	told := protocol.ReadsProduce(r.header.APIVersion) && c.access != nil
-	if mirrored || told || protocol.Rewrites(r.header.APIKey, r.header.APIVersion) {
+	if c.s.o.Sink != nil || c.access != nil || protocol.Rewrites(r.header.APIKey, r.header.APIVersion) {
 		r.answer = answerProduce
 	}
-	if !mirrored || acks != -1 || transactional || !c.s.hold(n) {
+	if c.s.o.Sink == nil || acks != -1 || transactional || !protocol.ProducesBatches(r.header.APIVersion) || !c.s.hold(n) {
 		return c.forward(r, n)
 	}
 	r.frame = bufpool.Get(n)

@@ -15,7 +15,8 @@ import (
 )
 
 // TestOldSource: kmirror started with MirrorMaker 1's flags and files mirrors a Kafka 0.10.2.1, whatever codec its Java producer or a client of today
-// wrote with, over kill -9; verify agrees. With a listener, old and new producers reach the old broker through it.
+// wrote with, over kill -9; verify agrees. With a listener, old and new producers reach the old broker through it, and
+// what it answers them wakes the mirror.
 func TestOldSource(t *testing.T) {
 	source := kafkatest.Old(t)
 	_, mirror := kafkatest.Shared(t)
@@ -67,6 +68,9 @@ func TestOldSource(t *testing.T) {
 	write(in.Seeds())
 	in.WaitCaughtUp(time.Minute)
 	kafkatest.WaitEqual(t, source, mirror, topic, time.Minute, kafkatest.SameOffsets())
+	if n := in.Metrics()[`kmirror_proxy_batches_total{outcome="grown"}`]; n < 8 { // one for each codec of each kind of client, at least
+		t.Errorf("the mirror was told %v times that the log grew, want 8: old producers' answers say so", n)
+	}
 	if got := kafkatest.LogOffsets(t, source, topic); got[0].End+got[1].End != 2*4*(53+50) {
 		t.Errorf("the source ends at %+v, want %d records", got, 2*4*(53+50))
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"testing"
 )
 
 const (
@@ -46,4 +47,16 @@ func removeFolder(dir string) {
 		return
 	}
 	os.Remove(filepath.Join(dir, inUse))
+}
+
+// scratch makes a folder for the length of the test. Unlike t.TempDir it may be written to until then: a process that dies with the test's context
+// may die after it.
+func scratch(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kmirror-scratch-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }

@@ -45,6 +45,6 @@ func compileJava(t testing.TB, inst installation, sources string) JavaProgram {
 
 // Command returns the command that runs a class of the program. It's killed when the test ends.
 func (p JavaProgram) Command(t testing.TB, class string, args ...string) *exec.Cmd {
-	flags := append(toolFlags(p.inst), "-Xmx256m", "-cp", p.inst.jars+":"+p.classes, class)
+	flags := append(toolFlags(p.inst, scratch(t)), "-Xmx256m", "-cp", p.inst.jars+":"+p.classes, class)
 	return exec.CommandContext(t.Context(), p.inst.java, append(flags, args...)...)
 }

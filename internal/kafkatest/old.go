@@ -121,7 +121,7 @@ func newOldCluster(inst installation) (*OldCluster, error) {
 	}); err != nil {
 		return nil, err
 	}
-	flags := append([]string{"-Xmx256m", "-Dlog4j.configuration=file:" + log4j}, quickFlags...)
+	flags := append([]string{tmpFlag(dir), "-Xmx256m", "-Dlog4j.configuration=file:" + log4j}, quickFlags...)
 	zookeeper := fmt.Sprintf("127.0.0.1:%d", base)
 	c := &OldCluster{dir: dir, broker: &Broker{
 		ID: 1, Addr: fmt.Sprintf("127.0.0.1:%d", base+1), inst: inst, flags: flags, dir: dir,
@@ -188,7 +188,8 @@ func (c *OldCluster) Client(t testing.TB, opts ...kgo.Opt) *kgo.Client {
 func OldConsoleProducer(t testing.TB, bootstrap, topic, codec string, lines ...string) {
 	t.Helper()
 	inst := needOld(t)
-	args := append(append([]string{}, quickFlags...), "-cp", inst.jars, "kafka.tools.ConsoleProducer", "--broker-list", bootstrap, "--topic", topic,
+	args := append([]string{tmpFlag(scratch(t))}, quickFlags...)
+	args = append(args, "-cp", inst.jars, "kafka.tools.ConsoleProducer", "--broker-list", bootstrap, "--topic", topic,
 		"--compression-codec", codec, "--request-required-acks", "-1", "--property", "parse.key=true", "--property", "key.separator=:")
 	cmd := exec.CommandContext(t.Context(), inst.java, args...)
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")

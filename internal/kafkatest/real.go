@@ -147,7 +147,7 @@ func newRealCluster(inst installation, o options) (*RealCluster, error) {
 	}
 	for i, id := range ids {
 		b := &Broker{ID: id, Addr: fmt.Sprintf("127.0.0.1:%d", base+i), inst: inst, dir: filepath.Join(dir, strconv.Itoa(int(id)))}
-		b.flags, b.listeners = jvmFlags(inst, o), make(map[string]string)
+		b.flags, b.listeners = jvmFlags(inst, b.dir, o), make(map[string]string)
 		for j, l := range o.listeners {
 			b.listeners[l.name] = fmt.Sprintf("127.0.0.1:%d", base+(2+j)*o.brokers+i)
 		}
@@ -175,19 +175,24 @@ func newID() string {
 // serves, and one collector thread.
 var quickFlags = []string{"-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"}
 
-// commonFlags load classes from the archive, if there is one, and say no word about one that doesn't fit.
-func commonFlags(inst installation) []string {
-	flags := []string{"-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"}
+// commonFlags load classes from the archive, if there is one, and say no word about one that doesn't fit. Into tmp go the
+// native libraries that Kafka's jars unpack, and which a process that is killed leaves.
+func commonFlags(inst installation, tmp string) []string {
+	flags := []string{tmpFlag(tmp), "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"}
 	if inst.archive != "" {
 		flags = append(flags, "-XX:SharedArchiveFile="+inst.archive)
 	}
 	return flags
 }
 
-func toolFlags(inst installation) []string { return append(commonFlags(inst), quickFlags...) }
+func tmpFlag(dir string) string { return "-Djava.io.tmpdir=" + dir }
 
-func jvmFlags(inst installation, o options) []string {
-	flags := commonFlags(inst)
+func toolFlags(inst installation, tmp string) []string {
+	return append(commonFlags(inst, tmp), quickFlags...)
+}
+
+func jvmFlags(inst installation, tmp string, o options) []string {
+	flags := commonFlags(inst, tmp)
 	if !o.optimized {
 		flags = append(flags, quickFlags...)
 	}
@@ -265,7 +270,7 @@ func (c *RealCluster) format(b *Broker) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	args := append(toolFlags(b.inst), "-cp", b.inst.jars, "kafka.tools.StorageTool", "format", "-t", c.ID, "-c", properties)
+	args := append(toolFlags(b.inst, b.dir), "-cp", b.inst.jars, "kafka.tools.StorageTool", "format", "-t", c.ID, "-c", properties)
 	if out, err := exec.CommandContext(ctx, b.inst.java, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("kafkatest: format broker %d: %w\n%s", b.ID, err, out)
 	}

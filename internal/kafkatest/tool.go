@@ -34,6 +34,6 @@ func Tool(t testing.TB, class string, args ...string) string {
 func ToolCommand(t testing.TB, class string, args ...string) *exec.Cmd {
 	t.Helper()
 	inst := needKafka(t)
-	flags := append(toolFlags(inst), "-Xmx256m", "-cp", inst.jars, class)
+	flags := append(toolFlags(inst, scratch(t)), "-Xmx256m", "-cp", inst.jars, class)
 	return exec.CommandContext(t.Context(), inst.java, append(flags, args...)...)
 }

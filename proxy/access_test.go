@@ -117,6 +117,7 @@ func TestLoginsOfTheAccessLog(t *testing.T) {
 		return responseFrame(resp, id)
 	}
 	accepted := responseFrame(kmsg.NewPtrSASLHandshakeResponse(), 1)
+	const webToken = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJjYXJvbCIsImF1ZCI6InMzY3JldCJ9." // {"alg":"none"}.{"sub":"carol","aud":"s3cret"}.
 	const bearer = "n,,\x01auth=Bearer s3cret\x01\x01"
 	for _, tt := range []struct {
 		name            string
@@ -133,6 +134,8 @@ func TestLoginsOfTheAccessLog(t *testing.T) {
 		{"OAUTHBEARER refused", [][]byte{handshake("OAUTHBEARER", 1, 1), token(2, bearer), token(3, "\x01")},
 			[][]byte{accepted, refusal(2, 0, `{"status":"invalid_token"}`), refusal(3, 58, "")}, "authenticate OAUTHBEARER SASL_AUTHENTICATION_FAILED", "close client"},
 		{"GSSAPI", v0("GSSAPI", "\x60 ticket"), [][]byte{accepted, rawToken("\x05\x04")}, "authenticate GSSAPI token accepted", "close client"},
+		{"OAUTHBEARER with a name", [][]byte{handshake("OAUTHBEARER", 1, 1), token(2, "n,,\x01auth=bearer "+webToken+"\x01traceparent=1\x01\x01")},
+			[][]byte{accepted, refusal(2, 0, "")}, "authenticate OAUTHBEARER carol ok", "close client"},
 		{"OAUTHBEARER", [][]byte{handshake("OAUTHBEARER", 1, 1), token(2, bearer)}, [][]byte{accepted, refusal(2, 0, "")}, "authenticate OAUTHBEARER ok", "close client"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"strings"
 
 	"go.uber.org/zap"
@@ -11,7 +13,7 @@ import (
 // login is who a client says it is. It is never changed: a client may send the next log-in before the answer to this one.
 type login struct {
 	mechanism string
-	principal string // of PLAIN and SCRAM, which send it in the clear
+	principal string // of PLAIN, SCRAM and OAUTHBEARER, which send it in the clear
 }
 
 // maxSASLAuthenticate is the newest version whose answer is read.
@@ -79,7 +81,7 @@ func (c *conn) who() login {
 	return login{}
 }
 
-// principal reads the user's name from the first token of a log-in (RFC 4616, RFC 5802), "" where it can't.
+// principal reads the user's name from the first token of a log-in (RFC 4616, RFC 5802, RFC 7628), "" where it can't.
 func principal(mechanism string, token []byte) string {
 	switch mechanism = strings.ToUpper(mechanism); {
 	case mechanism == "PLAIN":
@@ -92,8 +94,31 @@ func principal(mechanism string, token []byte) string {
 				return strings.NewReplacer("=2C", ",", "=3D", "=").Replace(name)
 			}
 		}
+	case mechanism == "OAUTHBEARER":
+		_, value, _ := strings.Cut(string(token), "\x01auth=")
+		value, _, _ = strings.Cut(value, "\x01")
+		_, value, _ = strings.Cut(value, " ") // Bearer
+		return subject(value)
 	}
 	return ""
+}
+
+// subject reads the sub claim of a JSON Web Token (RFC 7519), from which brokers take the principal unless told otherwise (sasl.oauthbearer.sub.claim.name). Whether
+// it's true is for the broker to say.
+func subject(token string) string {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return ""
+	}
+	claims, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
+	if err != nil {
+		return ""
+	}
+	var who struct{ Sub string }
+	if json.Unmarshal(claims, &who) != nil {
+		return ""
+	}
+	return who.Sub
 }
 
 // clip bounds what a client can write into the log.

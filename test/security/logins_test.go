@@ -93,8 +93,8 @@ func loggedInAgain(t *testing.T, access string) map[string]int {
 	times, most := make(map[int]int), make(map[string]int)
 	for line := range strings.Lines(access) {
 		var e struct {
-			Event, Mechanism, Outcome string
-			Connection                int
+			Event, Mechanism, Principal, Outcome string
+			Connection                           int
 		}
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("access log: %q: %v", line, err)
@@ -104,6 +104,9 @@ func loggedInAgain(t *testing.T, access string) map[string]int {
 		}
 		if e.Outcome != "ok" {
 			t.Errorf("a client's log-in failed: %s", line)
+		}
+		if e.Principal != user {
+			t.Errorf("a client's log-in names %q, want %s: %s", e.Principal, user, line)
 		}
 		most[e.Mechanism] = max(most[e.Mechanism], times[e.Connection])
 		times[e.Connection]++

@@ -38,6 +38,7 @@ type conn struct {
 
 	requests  pipe // client to source
 	responses pipe // source to client
+	way       answerWay
 	flight    flight
 	endedBy   atomic.Int32  // the side that ended first, endedByClient or endedByBroker
 	ended     atomic.Bool   // the client ended its stream, and the broker was told
@@ -580,22 +581,7 @@ func (c *conn) readResponse(r *request, n int) error {
 	if n > c.s.o.MaxRequestBytes {
 		return closing(reasonResponse, "%s response of %d bytes is larger than the limit", kmsg.NameForKey(r.header.APIKey), n)
 	}
-	whole := bufpool.Get(n)
-	if err := p.take(whole.B); err != nil {
-		whole.Release()
-		return err
-	}
-	changed, err := c.rewrite(r, whole.B)
-	if err == nil && changed == nil {
-		defer whole.Release()
-		return p.write(whole.B)
-	}
-	whole.Release() // before the write: the client may take its time
-	if err != nil {
-		return err
-	}
-	defer changed.Release()
-	return p.write(changed.B)
+	return c.readLarge(r, n)
 }
 
 // rewriteSpare is how many bytes a rewritten response is expected to be longer at most; it may be more.

@@ -11,6 +11,13 @@ import (
 	"kmirror/protocol"
 )
 
+// limitCauses are what the log tells of a connection that a limit ended.
+var limitCauses = map[string]string{
+	reasonFirstRequest: "connection closed: no request came",
+	reasonUnread:       "connection closed: the client took nothing of a large answer, and others waited for its memory",
+	reasonBroker:       "connection closed: the broker stopped midway in a large answer, and others waited for its memory",
+}
+
 // closed counts the end of a connection, and logs it if someone should know.
 func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	reason, err := reasonClient, requestErr
@@ -32,8 +39,9 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	s.mu.Unlock()
 	switch limit := c.endReason.Load(); {
 	case limit != nil:
-		if reason = *limit; reason == reasonFirstRequest {
-			s.warnings.warn(reason, c.peer(), "connection closed: no request came", fields...)
+		reason = *limit
+		if cause, told := limitCauses[reason]; told {
+			s.warnings.warn(reason, c.peer(), cause, append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
 		}
 	case draining:
 		reason = reasonShutdown

@@ -39,6 +39,7 @@ func (s *Server) sweep(ctx context.Context) {
 			for c := range s.conns {
 				c.holdAgainst(limits, now)
 				c.limitUnread(limits.Unread)
+				c.freeAnswer(now)
 				c.noticeEnd(now)
 			}
 			s.mu.Unlock()

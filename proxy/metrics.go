@@ -44,6 +44,7 @@ var Metrics = []struct{ Name, Help string }{
 	{"kmirror_proxy_batches_total", "Acknowledged record batches, by what became of them: offered to the mirror, refused by it (read back later), or grown (never offered: acks=1, transactional, old format)."},
 	{"kmirror_proxy_doubts_total", "Produce answers that put a topic's identity or a partition's log in doubt."},
 	{"kmirror_proxy_held_bytes", "Bytes of Produce requests held until they are answered, and longer where several batches of one are on their way to the mirror."},
+	{"kmirror_proxy_answer_bytes", "Bytes of large answers that are held until their clients have taken them: rewritten ones and those to Produce."},
 	{"kmirror_proxy_broker_listeners", "Open broker listeners."},
 	{"kmirror_proxy_bind_errors_total", "Attempts to open a broker's listener that failed; they are repeated."},
 	{"kmirror_proxy_access_events_dropped_total", "Events that the access log couldn't take in time."},
@@ -98,6 +99,7 @@ func (m *metrics) register(registry prometheus.Registerer, s *Server) error {
 	r.gauge("kmirror_proxy_connections", s.connections)
 	r.gauge("kmirror_proxy_requests_in_flight", s.inFlight)
 	r.gauge("kmirror_proxy_held_bytes", func() int { return int(s.held.Load()) })
+	r.gauge("kmirror_proxy_answer_bytes", func() int { return int(s.answers.held.Load()) })
 	r.gauge("kmirror_proxy_broker_listeners", s.brokers.len)
 	r.gauge("kmirror_proxy_ready", func() int {
 		if s.Ready() {

@@ -44,6 +44,11 @@ type Options struct {
 	Sink      Sink  // nil: nothing is mirrored
 	HeldBytes int64 // bound of Produce requests held until they are answered, over all connections; beyond it they aren't offered; 64 MiB
 
+	// AnswerBytes bounds the answers of more than 32 KiB that are read whole, until they are written, over all connections and as the source sent them; beyond it
+	// they wait; 64 MiB. While one waits, each that hasn't moved for AnswerPatience is given up with its connection; 10 s.
+	AnswerBytes    int64
+	AnswerPatience time.Duration
+
 	MaxRequestBytes int           // 100 MiB, as Kafka's socket.request.max.bytes
 	MaxConnections  int           // 10,000
 	FrameTimeout    time.Duration // a request that stops midway is given up after so long; 30 s
@@ -58,6 +63,8 @@ func (o Options) withDefaults() Options {
 	o.RefreshEvery = cmp.Or(o.RefreshEvery, 5*time.Second)
 	o.StartTimeout = cmp.Or(o.StartTimeout, 25*time.Second)
 	o.HeldBytes = cmp.Or(o.HeldBytes, 64<<20)
+	o.AnswerBytes = cmp.Or(o.AnswerBytes, 64<<20)
+	o.AnswerPatience = cmp.Or(o.AnswerPatience, 10*time.Second)
 	o.MaxRequestBytes = cmp.Or(o.MaxRequestBytes, 100<<20)
 	o.MaxConnections = cmp.Or(o.MaxConnections, 10_000)
 	o.FrameTimeout = cmp.Or(o.FrameTimeout, 30*time.Second)
@@ -84,6 +91,7 @@ type Server struct {
 	topics    topicNames
 	warnings  warnings
 	held      atomic.Int64 // bytes of kept Produce requests
+	answers   *answers
 	ready     atomic.Bool
 	started   atomic.Bool
 	listed    atomic.Bool // Options.Brokers answered
@@ -128,6 +136,7 @@ func New(o Options) (*Server, error) {
 		bind: bind, appeared: s.endGuesses, bindErrors: &s.metrics.bindErrors, log: o.Logger,
 		byID: make(map[int32]*broker), failed: make(map[int32]string),
 	}
+	s.answers = newAnswers(o.AnswerBytes, o.AnswerPatience)
 	s.seeds = newSeeds(o.Seeds, s.dial, o.Logger)
 	if err := s.metrics.register(o.Registry, s); err != nil {
 		ln.Close()

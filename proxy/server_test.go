@@ -127,6 +127,9 @@ func start(t testing.TB, o Options) *Server {
 		if held := s.held.Load(); held != 0 {
 			t.Errorf("%d bytes of requests are still held after Run", held)
 		}
+		if held := s.answers.held.Load(); held != 0 {
+			t.Errorf("%d bytes of answers are still held after Run", held)
+		}
 	})
 	return s
 }

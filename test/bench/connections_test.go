@@ -1,10 +1,17 @@
 package bench
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -26,16 +33,20 @@ const (
 // benchConnections measures what connections cost that have asked for versions and metadata, as clients do, and then say nothing. Once for
 // each process: a second time its memory is there already.
 func benchConnections(t *testing.T, w *world, r *report) {
-	for _, rt := range startRoutes(t, w) {
+	for _, rt := range append(startRoutes(t, w), startTLSRoute(t, w)) {
 		if rt.process == nil {
 			continue
+		}
+		dial := net.Dial
+		if rt.tls != nil {
+			dial = func(network, address string) (net.Conn, error) { return tls.Dial(network, address, rt.tls) }
 		}
 		n := possibleConnections(t, kmirrorDescriptors)
 		if rt.name == "relay" {
 			n = possibleConnections(t, relayDescriptors)
 		}
 		before, _ := rt.process.memory(t)
-		conns := openConnections(t, rt.bootstrap, n)
+		conns := openConnections(t, dial, rt.bootstrap, n)
 		time.Sleep(idleWait)
 		after, _ := rt.process.memory(t)
 		for _, c := range conns { // none may have been lost
@@ -63,14 +74,42 @@ func possibleConnections(t *testing.T, perConnection int) int {
 	return min(idleConnections, (int(limit.Cur)-1000)/perConnection)
 }
 
-func openConnections(t *testing.T, address string, n int) []net.Conn {
+// startTLSRoute starts a proxy that clients speak TLS to; no process if it isn't wanted.
+func startTLSRoute(t *testing.T, w *world) (rt route) {
+	t.Helper()
+	const name = "kmirror, TLS"
+	if len(wanted(t, []string{name}, func(s string) string { return s })) == 0 {
+		return rt
+	}
+	server := httptest.NewTLSServer(nil) // for its certificate
+	defer server.Close()
+	cert := server.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(kind string, der []byte) string {
+		path := filepath.Join(t.TempDir(), "tls.pem")
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	k := startKmirror(t, w, mirroredTopic, "--roles", "proxy", "--proxy.tls.cert_file", file("CERTIFICATE", cert.Certificate[0]), "--proxy.tls.key_file", file("PRIVATE KEY", key))
+	k.awaitReady(t)
+	config := server.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.ServerName = "example.com" // that the certificate is for
+	return route{name: name, bootstrap: k.proxy, process: k.process, tls: config}
+}
+
+func openConnections(t *testing.T, dial func(network, address string) (net.Conn, error), address string, n int) []net.Conn {
 	t.Helper()
 	conns := make([]net.Conn, n)
 	var g errgroup.Group
 	g.SetLimit(openAtOnce)
 	for i := range conns {
 		g.Go(func() (err error) {
-			if conns[i], err = net.Dial("tcp", address); err != nil {
+			if conns[i], err = dial("tcp", address); err != nil {
 				return err
 			}
 			return askVersionsAndMetadata(conns[i])

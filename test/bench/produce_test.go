@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -21,9 +22,10 @@ import (
 type route struct {
 	name      string
 	bootstrap string
-	topic     string   // the mirrored topic for kmirror alone: what others write would be mirrored too, and cost it time
-	process   *process // nil: none
-	kmirror   *kmirror // nil: another route
+	topic     string      // the mirrored topic for kmirror alone: what others write would be mirrored too, and cost it time
+	process   *process    // nil: none
+	tls       *tls.Config // nil: plaintext
+	kmirror   *kmirror    // nil: another route
 }
 
 const (

@@ -12,13 +12,58 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"kmirror/internal/sock"
 	"kmirror/protocol"
 )
 
-// TestFramesOfAllSizesKeepTheirPlace mixes every way in which a frame leaves a pipe, so that each follows each, with bytes that come in pieces.
+// TestFramesOfAllSizesKeepTheirPlace mixes every way in which a frame leaves a pipe, so that each follows each, with bytes that come in pieces. Where too many
+// files are open, the kernel has no pipe to move them through.
 func TestFramesOfAllSizesKeepTheirPlace(t *testing.T) {
+	t.Run("moved", func(t *testing.T) {
+		p, sender, receiver := pipeBetween(t, time.Minute)
+		passEveryWay(t, p, sender, receiver)
+	})
+	t.Run("copied", func(t *testing.T) {
+		p, sender, receiver := pipeBetween(t, time.Minute)
+		openNoMoreFiles(t)
+		passEveryWay(t, p, sender, receiver)
+	})
+}
+
+// openNoMoreFiles has this process at its limit of open files until the test ends. Nothing may run beside it.
+func openNoMoreFiles(t *testing.T) {
+	t.Helper()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	free, err := unix.Dup(0) // the lowest that isn't in use
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(free)
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: limit.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for { // those that the pool has
+		if _, err := sock.GetPipe(); errors.Is(err, unix.EMFILE) {
+			return
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func passEveryWay(t *testing.T, p *pipe, sender, receiver net.Conn) {
+	t.Helper()
 	rnd := rand.New(rand.NewSource(1))
-	p, sender, receiver := pipeBetween(t, time.Minute)
 	sizes := []int{20, 400, 600, maxPeek, maxPeek + 1, pipeBuffer + 1, 200 << 10}
 	frames := make([][]byte, 400)
 	var sent []byte

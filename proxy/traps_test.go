@@ -518,7 +518,7 @@ func TestDeafClientsOfRewrittenAnswers(t *testing.T) {
 	response.Topics = append(response.Topics, topic)
 	answer := responseFrame(response, 1)
 	b := script(t, func(c net.Conn, _ protocol.RequestHeader, _ []byte) { c.Write(answer) })
-	s := startBefore(t, b, Options{})
+	s := startBefore(t, b, Options{AnswerBytes: int64(connections+1) * int64(len(answer))}) // room for all: what each takes is looked for
 	once := dialRaw(t, s.Addr())
 	once.send(requestFrame(&kmsg.MetadataRequest{Version: 12}, 1))
 	once.receive()

@@ -75,6 +75,9 @@ func (w *answerWay) stands(now time.Time) time.Duration {
 
 // readLarge is readResponse for a response that doesn't fit the pipe's buffer.
 func (c *conn) readLarge(r *request, n int) error {
+	if err := c.responses.flush(); err != nil { // the answers before it don't wait
+		return err
+	}
 	taken, err := c.s.answers.take(c.s.base, n)
 	if err != nil {
 		return err

@@ -79,3 +79,34 @@ func TestLargeAnswersHaveABound(t *testing.T) {
 		})
 	}
 }
+
+// TestAnswersBeforeAWaitingOneAreWritten: what came with a large answer that finds no room, and before it, reaches the client meanwhile.
+func TestAnswersBeforeAWaitingOneAreWritten(t *testing.T) {
+	large := largeMetadata(7)
+	small := rawResponse(6, []byte("hello"))
+	var asked atomic.Int64
+	b := script(t, func(c net.Conn, h protocol.RequestHeader, _ []byte) {
+		switch {
+		case h.APIKey != protocol.KeyMetadata:
+		case asked.Add(1) == 1:
+			c.Write(large)
+		default:
+			c.Write(append(small[:len(small):len(small)], large...))
+		}
+	})
+	s := startBefore(t, b, Options{AnswerBytes: int64(len(large)), AnswerPatience: time.Hour})
+	metadata := requestFrame(&kmsg.MetadataRequest{Version: 1}, 7)
+	silent := dialRaw(t, s.Addr())
+	silent.send(metadata)
+	eventually(t, "the first answer is held", func() bool { return s.answers.held.Load() > 0 })
+	other := dialRaw(t, s.Addr())
+	other.send(rawRequest(68, 0, 6, nil), metadata)
+	if got := other.receive(); string(got) != string(small) {
+		t.Errorf("the first answer is %q, want %q", got, small)
+	}
+	eventually(t, "the second one waits", func() bool { return s.answers.waiting.Load() == 1 })
+	silent.Close()
+	if got := len(other.receive()); got < len(large) {
+		t.Errorf("the client that waited got %d bytes, want %d", got, len(large))
+	}
+}

@@ -41,7 +41,11 @@ func (s *Server) closed(c *conn, requestErr, responseErr error) {
 	case limit != nil:
 		reason = *limit
 		if cause, told := limitCauses[reason]; told {
-			s.warnings.warn(reason, c.peer(), cause, append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
+			about := c.peer()
+			if reason == reasonBroker {
+				about = c.brokerName()
+			}
+			s.warnings.warn(reason, about, cause, append(fields, zap.Stringer("broker_address", c.source.RemoteAddr()))...)
 		}
 	case draining:
 		reason = reasonShutdown
